@@ -1,0 +1,5 @@
+"""Data: what members are trained and judged on."""
+
+from polymode.data.sources import ArrayData, Data, Examples, LoaderData, as_data
+
+__all__ = ["ArrayData", "Data", "Examples", "LoaderData", "as_data"]

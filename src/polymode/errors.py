@@ -1,0 +1,42 @@
+"""Errors that name the thing, the value seen, what is allowed and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PolymodeError(Exception):
+    """Root of every error raised on purpose by this library."""
+
+
+class InputError(PolymodeError, ValueError):
+    """An argument, a data set or a module that cannot be used as given."""
+
+
+class NeedsData(PolymodeError):
+    """A posterior whose draws need data was asked to draw without it."""
+
+
+class NotCollapsible(PolymodeError):
+    """A posterior that is not equal to any single network was asked to become one."""
+
+
+class CannotVectorise(PolymodeError):
+    """A module that the ``vmap`` backend cannot run, although it was demanded."""
+
+
+class CheckpointError(PolymodeError):
+    """A saved run or posterior that is damaged, foreign or belongs to another network."""
+
+
+class NonFiniteLoss(PolymodeError, ArithmeticError):
+    """A member's loss became infinite or NaN; ``posterior`` holds the last finite weights."""
+
+    posterior: object = None
+
+
+def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> InputError:
+    """Build the error for a name that is not in a list, with the nearest one that is."""
+    allowed = sorted(allowed)
+    nearest = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    return InputError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(allowed)}.")

@@ -1,0 +1,61 @@
+"""Dropout whose masks are a function of a seed, so that they can be replayed.
+
+A mask entry depends on (seed, layer, example, unit) and on nothing else: not on the backend, not on
+how inputs are cut into chunks, not on what was drawn before. The seed is a buffer and hence an entry
+of ``Members`` like any weight.
+"""
+
+import torch
+from torch import Tensor, nn
+
+_MASK32 = 0xFFFFFFFF
+# Multipliers and shifts of the "lowbias32" integer hash (C. Wellons, 2018).
+_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B
+_GOLDEN = 0x9E3779B9
+
+
+def mix(value: Tensor) -> Tensor:
+    """Hash 32-bit integers held in int64 into 32-bit integers."""
+    value = ((value ^ (value >> 16)) * _FIRST) & _MASK32
+    value = ((value ^ (value >> 15)) * _SECOND) & _MASK32
+    return value ^ (value >> 16)
+
+
+def uniform(seed: Tensor, layer: int, first_example: Tensor, shape: torch.Size) -> Tensor:
+    """Uniform numbers in [0, 1) of ``shape`` [B, ...], keyed by (seed, layer, example, unit)."""
+    example = torch.arange(shape[0], device=seed.device) + first_example
+    key = mix((seed ^ (seed >> 32)) & _MASK32)
+    key = mix(key ^ mix(torch.full_like(key, layer + 1)))
+    key = mix(key ^ mix(example & _MASK32))
+    units = torch.arange(shape[1:].numel(), device=seed.device)
+    # Each example has its own key, and each unit its own increment: a counter-based generator.
+    bits = mix((key[:, None] + (units + 1) * _GOLDEN) & _MASK32)
+    return (bits.to(torch.float64) / 2**32).reshape(shape)
+
+
+class SeededDropout(nn.Module):
+    """``nn.Dropout`` (``mask_rank=None``) or ``nn.Dropout1d/2d/3d`` (whole channels), replayable.
+
+    Inputs [B, ...]; kept values are divided by 1 − p; nothing happens in evaluation mode.
+    """
+
+    seed: Tensor
+    first_example: Tensor
+
+    def __init__(self, p: float, layer: int, *, channels: bool = False) -> None:
+        super().__init__()
+        self.p = p
+        self.layer = layer
+        self.channels = channels
+        self.register_buffer("seed", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("first_example", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return inputs
+        shape = inputs.shape[:2] + (1,) * (inputs.ndim - 2) if self.channels else inputs.shape
+        kept = uniform(self.seed, self.layer, self.first_example, shape) >= self.p
+        return inputs * kept.to(inputs.dtype) / (1 - self.p) if self.p < 1 else inputs * 0
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, layer={self.layer}, channels={self.channels}"

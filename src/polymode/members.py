@@ -1,0 +1,265 @@
+"""The member axis: many networks as one dictionary of tensors.
+
+The weights of member m are what it owns (``stacked``, member axis first) and what it shares with
+the other members of its group (``shared``, group axis first). A group is one chain of a method on
+one data set: nothing is ever shared or averaged across groups.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from polymode.errors import CannotVectorise, InputError, unknown_name
+from polymode.trees import Tree, leaves, map_tree
+
+Tensors = dict[str, Tensor]
+Backend = Literal["vmap", "loop"]
+
+BACKENDS: tuple[Backend, ...] = ("vmap", "loop")
+LABELS = ("data_set", "chain", "member")
+
+
+@dataclass(frozen=True)
+class Members:
+    """M networks in G groups of equal size, under the names of one module.
+
+    stacked: tensors [M, ...], each member's own.
+    shared: tensors [G, ...], one for the M/G members of a group, which stand side by side.
+    log_weights: [M], unnormalised; zeros unless given.
+    labels: [M, 3] integers (data set, chain, member); counted up unless given.
+    """
+
+    stacked: Tensors
+    shared: Tensors = field(default_factory=dict)
+    num_groups: int = 1
+    log_weights: Tensor = None  # type: ignore[assignment]  # filled in __post_init__
+    labels: Tensor = None  # type: ignore[assignment]  # filled in __post_init__
+
+    def __post_init__(self) -> None:
+        sizes = {name: tensor.shape[0] for name, tensor in self.stacked.items()}
+        if len(set(sizes.values())) != 1:
+            raise InputError(
+                f"Stacked tensors must share a leading member axis; seen {sizes or 'no tensor'}."
+            )
+        num_members = next(iter(sizes.values()))
+        if num_members < 1 or num_members % self.num_groups:
+            raise InputError(
+                f"{num_members} members do not divide into {self.num_groups} equal groups."
+            )
+        wrong = [n for n, tensor in self.shared.items() if tensor.shape[0] != self.num_groups]
+        if wrong:
+            raise InputError(
+                f"Shared tensors lead with a group axis of {self.num_groups}; not so: {wrong}."
+            )
+        device = next(iter(self.stacked.values())).device
+        if self.log_weights is None:
+            object.__setattr__(self, "log_weights", torch.zeros(num_members, device=device))
+        if self.labels is None:
+            labels = torch.zeros(num_members, 3, dtype=torch.int64)
+            labels[:, 2] = torch.arange(num_members)
+            object.__setattr__(self, "labels", labels)
+
+    @property
+    def num_members(self) -> int:
+        return self.labels.shape[0]
+
+    @property
+    def group_size(self) -> int:
+        return self.num_members // self.num_groups
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = (*self.stacked.values(), *self.shared.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def rows(self, groups: slice, member: int | None = None) -> slice:
+        """Rows of the member axis that belong to some groups: all, or the ``member``-th of each."""
+        size = self.group_size
+        start, stop, _ = groups.indices(self.num_groups)
+        if member is None:
+            return slice(start * size, stop * size)
+        return slice(start * size + member, stop * size, size)
+
+    def groups(self, groups: slice, member: int | None = None) -> "Members":
+        """View some groups: all of their members, or the ``member``-th of each."""
+        rows = self.rows(groups, member)
+        start, stop, _ = groups.indices(self.num_groups)
+        return Members(
+            {name: tensor[rows] for name, tensor in self.stacked.items()},
+            {name: tensor[groups] for name, tensor in self.shared.items()},
+            stop - start,
+            self.log_weights[rows],
+            self.labels[rows],
+        )
+
+    def member(self, index: int) -> Tensors:
+        """View the weights of one member as a plain dictionary."""
+        group = index // self.group_size
+        shared = {name: tensor[group] for name, tensor in self.shared.items()}
+        return shared | {name: tensor[index] for name, tensor in self.stacked.items()}
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Members":
+        """Apply a function to each tensor of weights."""
+        return replace(
+            self,
+            stacked={name: function(tensor) for name, tensor in self.stacked.items()},
+            shared={name: function(tensor) for name, tensor in self.shared.items()},
+        )
+
+    def clone(self) -> "Members":
+        return replace(self.map(torch.clone), log_weights=self.log_weights.clone())
+
+    def to(self, device: torch.device | str) -> "Members":
+        return replace(self.map(lambda t: t.to(device)), log_weights=self.log_weights.to(device))
+
+
+def concatenate(parts: Sequence[Members]) -> Members:
+    """Put groups side by side; members that share nothing may come in groups of any size."""
+    first = parts[0]
+    equal = all(part.group_size == first.group_size for part in parts)
+    if first.shared and not equal:
+        raise InputError("Members that share weights can only be joined in groups of equal size.")
+    return Members(
+        {name: join([part.stacked[name] for part in parts]) for name in first.stacked},
+        {name: join([part.shared[name] for part in parts]) for name in first.shared},
+        sum(part.num_groups for part in parts) if equal else 1,
+        torch.cat([part.log_weights for part in parts]),
+        torch.cat([part.labels for part in parts]),
+    )
+
+
+def stack(states: Sequence[Tensors]) -> Members:
+    """Stack the weights of several networks, each slice keeping its memory format."""
+    return Members({name: join([s[name][None] for s in states]) for name in states[0]})
+
+
+def unstack(members: Members) -> list[Tensors]:
+    """Give each member's weights as a dictionary of its own, copied."""
+    return [
+        {name: tensor.clone() for name, tensor in members.member(index).items()}
+        for index in range(members.num_members)
+    ]
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate along the first axis; slices that are ``channels_last`` stay so.
+
+    ``torch.cat`` would give every slice the default layout, and a convolution in the loop backend
+    would then convert its kernel on every call.
+    """
+    if parts[0].ndim == 5 and parts[0][0].is_contiguous(memory_format=torch.channels_last):
+        return torch.cat([part.permute(0, 1, 3, 4, 2) for part in parts]).permute(0, 1, 4, 2, 3)
+    return torch.cat(list(parts))
+
+
+def call_module(module: nn.Module, weights: Tensors, inputs: Tree) -> Tree:
+    """Call ``module`` with other weights: a tuple is passed as ``*args``, a dictionary as ``**kwargs``."""
+    if isinstance(inputs, dict):
+        return functional_call(module, weights, (), inputs)
+    arguments = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    return functional_call(module, weights, arguments)
+
+
+def map_members(
+    function: Callable[[Tensors, Tree, Tree], Any],
+    members: Members,
+    own: Tree = (),
+    of_group: Tree = (),
+    *,
+    backend: Backend,
+) -> Any:
+    """Evaluate ``function(weights, own, of_group)`` for every member; results lead with [M].
+
+    own: a tree of tensors [M, ...]; of_group: a tree of tensors [G, ...], one slice a group.
+    """
+    if backend == "loop":
+        return _loop(function, members, own, of_group)
+    if backend == "vmap":
+        return _vmap(function, members, own, of_group)
+    raise unknown_name("backend", backend, BACKENDS)
+
+
+def _loop(function: Callable, members: Members, own: Tree, of_group: Tree) -> Any:
+    results = []
+    for index in range(members.num_members):
+        group = index // members.group_size
+        results.append(
+            function(
+                members.member(index),
+                map_tree(lambda t, i=index: t[i], own),
+                map_tree(lambda t, g=group: t[g], of_group),
+            )
+        )
+    return map_tree(lambda *parts: torch.stack(parts), *results)
+
+
+def _vmap(function: Callable, members: Members, own: Tree, of_group: Tree) -> Any:
+    def one_member(stacked: Tensors, own: Tree, shared: Tensors, of_group: Tree) -> Any:
+        return function(shared | stacked, own, of_group)
+
+    stacked, shared = members.stacked, members.shared
+    try:
+        if members.group_size == 1:
+            return vmap(one_member, randomness="error")(stacked, own, shared, of_group)
+        # What a group shares is not mapped inside it: vmap folds such a layer into one large batch
+        # and computes everything before the first stacked layer once.
+        one_group = vmap(one_member, in_dims=(0, 0, None, None), randomness="error")
+        if members.num_groups == 1:
+            first = lambda tree: map_tree(lambda t: t[0], tree)  # noqa: E731
+            return one_group(stacked, own, first(shared), first(of_group))
+        fold = lambda t: t.unflatten(0, (members.num_groups, members.group_size))  # noqa: E731
+        outputs = vmap(one_group, randomness="error")(
+            map_tree(fold, stacked), map_tree(fold, own), shared, of_group
+        )
+        return map_tree(lambda t: t.flatten(0, 1), outputs)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        raise CannotVectorise(
+            f"The vmap backend cannot run this module: {str(error).splitlines()[0]} "
+            "Use backend='loop', or backend='auto' to let a measurement choose."
+        ) from error
+
+
+def forward_members(
+    module: nn.Module,
+    members: Members,
+    inputs: Tree,
+    *,
+    inputs_have_members: bool = False,
+    backend: Backend = "vmap",
+    first_example: int = 0,
+) -> Tree:
+    """Run every member on the inputs and return outputs [M, B, ...].
+
+    inputs: a tree of tensors [B, ...], or [M, B, ...] with ``inputs_have_members``.
+    first_example: position of the first input in its data set; noise per example depends on it, so
+        that predictions do not depend on how the inputs are cut into chunks.
+    The module decides the mode (``train()`` or ``eval()``); in training mode the members' buffers
+    are updated in place, the module itself never is.
+    """
+    offset = {
+        name: torch.full_like(buffer, first_example)
+        for name, buffer in module.named_buffers()
+        if name.endswith("first_example")
+    }
+    if inputs_have_members:
+        sizes = {leaf.shape[0] for leaf in leaves(inputs)}
+        if sizes != {members.num_members}:
+            raise InputError(
+                f"inputs_have_members=True, but the inputs lead with {sorted(sizes)} and there are "
+                f"{members.num_members} members."
+            )
+        return map_members(
+            lambda weights, own, _: call_module(module, offset | weights, own),
+            members,
+            inputs,
+            backend=backend,
+        )
+    return map_members(
+        lambda weights, _, __: call_module(module, offset | weights, inputs),
+        members,
+        backend=backend,
+    )

@@ -1,0 +1,48 @@
+"""Networks trained independently from different starts and orders (Lakshminarayanan et al. 2017)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Self
+
+import torch
+
+from polymode.errors import InputError
+from polymode.methods.single import Single
+from polymode.posteriors import Posterior
+from polymode.training import Method, Phase, Problem, State
+
+
+@dataclass(frozen=True)
+class DeepEnsemble(Method):
+    """p(y | x) = (1/M) Σ_m p(y | x, θ_m), each θ_m from its own initialisation and data order.
+
+    num_members: M, run side by side. of: how each one is trained; any method can be, and the
+    ensemble is then the mixture of its posteriors.
+    """
+
+    name: ClassVar[str] = "deep_ensemble"
+    summary: ClassVar[str] = "independent networks, averaged"
+
+    num_members: int = 5
+    of: Method = field(default_factory=Single)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_members, int) or self.num_members < 1:
+            raise InputError(f"num_members must be at least 1, got {self.num_members!r}.")
+
+    @property
+    def num_chains(self) -> int:
+        return self.num_members * self.of.num_chains
+
+    def init(self, problem: Problem, generator: torch.Generator) -> State:
+        return self.of.init(problem, generator)
+
+    def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
+        return self.of.phases(problem, epochs)
+
+    def posterior(self, problem: Problem, state: State) -> Posterior:
+        return self.of.posterior(problem, state)
+
+    def for_budget(self, member_epochs: float) -> tuple[Self, int]:
+        each, epochs = self.of.for_budget(member_epochs / self.num_members)
+        return type(self)(self.num_members, each), epochs

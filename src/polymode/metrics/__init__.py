@@ -1,0 +1,44 @@
+"""Scores of predictives and distances between them. Definitions follow docs/metrics.md."""
+
+from polymode.metrics.calibration import CalibrationBins, calibration_bins, ece, mce
+from polymode.metrics.diversity import (
+    cosine_similarity,
+    disagreement,
+    jensen_shannon,
+    pairwise_kl,
+)
+from polymode.metrics.fidelity import agreement, total_variation, wasserstein1, wasserstein2
+from polymode.metrics.ood import OodScores, ood_scores
+from polymode.metrics.scores import (
+    accuracy,
+    aurc,
+    brier,
+    interval_coverage,
+    nll,
+    risk_coverage,
+    rmse,
+)
+
+__all__ = [
+    "CalibrationBins",
+    "OodScores",
+    "accuracy",
+    "agreement",
+    "aurc",
+    "brier",
+    "calibration_bins",
+    "cosine_similarity",
+    "disagreement",
+    "ece",
+    "interval_coverage",
+    "jensen_shannon",
+    "mce",
+    "nll",
+    "ood_scores",
+    "pairwise_kl",
+    "risk_coverage",
+    "rmse",
+    "total_variation",
+    "wasserstein1",
+    "wasserstein2",
+]

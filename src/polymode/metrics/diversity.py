@@ -1,0 +1,67 @@
+"""How far members are from each other, in what they predict and in their weights."""
+
+import torch
+from torch import Tensor
+
+from polymode.errors import InputError
+from polymode.members import Members
+from polymode.predictive import entropy
+
+# Added inside logarithms of probabilities, as the papers' code does (FACTS: log(p + 1e-5)).
+LOG_OFFSET = 1e-5
+
+
+def _check_members(probabilities: Tensor) -> None:
+    if probabilities.ndim != 3 or len(probabilities) < 2:
+        raise InputError(
+            "Expected probabilities [M, N, C] of at least two members, got "
+            f"{list(probabilities.shape)}."
+        )
+
+
+def _off_diagonal_mean(matrix: Tensor) -> float:
+    count = len(matrix)
+    return ((matrix.sum() - matrix.diagonal().sum()) / (count * (count - 1))).item()
+
+
+def disagreement_matrix(probabilities: Tensor) -> Tensor:
+    """Share of points on which members i and j predict different labels, [M, M]."""
+    _check_members(probabilities)
+    labels = probabilities.argmax(-1)
+    return torch.stack([(row != labels).double().mean(-1) for row in labels])
+
+
+def disagreement(probabilities: Tensor) -> float:
+    """Mean of the disagreement over all pairs of members [M, N, C]."""
+    return _off_diagonal_mean(disagreement_matrix(probabilities))
+
+
+def pairwise_kl(probabilities: Tensor, offset: float = 0.0) -> float:
+    """Mean over all ordered pairs and points of Σ_c p_c (log p_c − log q_c), in nats."""
+    _check_members(probabilities)
+    p = probabilities.double()
+    logs = (p + offset).clamp(min=torch.finfo(torch.float64).tiny).log()
+    own = (p * logs).sum(-1).mean(-1)
+    cross = torch.einsum("inc,jnc->ij", p, logs) / p.shape[1]
+    return _off_diagonal_mean(own[:, None] - cross)
+
+
+def jensen_shannon(probabilities: Tensor) -> float:
+    """Entropy of the mean minus mean of the entropies, averaged over points: (1/M) Σ_m KL(p_m ‖ p̄)."""
+    _check_members(probabilities)
+    p = probabilities.double()
+    return (entropy(p.mean(0)) - entropy(p).mean(0)).mean().item()
+
+
+def cosine_similarity(members: Members) -> Tensor:
+    """θ_i·θ_j / (‖θ_i‖ ‖θ_j‖) over all floating-point weights the members own, [M, M]."""
+    products = norms = 0.0
+    for tensor in members.stacked.values():
+        if tensor.is_floating_point():
+            flat = tensor.double().flatten(1)
+            products = products + flat @ flat.T
+            norms = norms + flat.square().sum(1)
+    if isinstance(norms, float):
+        raise InputError("These members own no floating-point weights.")
+    lengths = norms.sqrt()
+    return products / (lengths[:, None] * lengths)

@@ -1,0 +1,66 @@
+"""Telling out-of-distribution points from ordinary ones by the predictive's uncertainty."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polymode.errors import InputError, unknown_name
+from polymode.predictive import CategoricalPredictive
+
+Score = Literal["max_probability", "entropy", "mutual_information"]
+SCORES: tuple[Score, ...] = ("max_probability", "entropy", "mutual_information")
+
+
+@dataclass(frozen=True)
+class OodScores:
+    """Out-of-distribution points are the positives.
+
+    auroc: probability that one of them scores above an ordinary point (ties count half).
+    aupr: average precision. fpr95: share of ordinary points above the threshold that catches 95 %.
+    """
+
+    auroc: float
+    aupr: float
+    fpr95: float
+
+
+def uncertainty(predictive: CategoricalPredictive, score: Score) -> Tensor:
+    """A number per point that is larger where the predictive is less sure."""
+    if score == "max_probability":
+        return 1 - predictive.confidence
+    if score == "entropy":
+        return predictive.entropy
+    if score == "mutual_information":
+        return predictive.mutual_information
+    raise unknown_name("uncertainty score", score, SCORES)
+
+
+def ood_scores(ordinary: Tensor, foreign: Tensor) -> OodScores:
+    """Compare uncertainties [N] of ordinary points with those [K] of out-of-distribution points."""
+    from torchmetrics.functional.classification import (
+        binary_auroc,
+        binary_average_precision,
+        binary_roc,
+    )
+
+    if not len(ordinary) or not len(foreign):
+        raise InputError(
+            f"Both sets need points: {len(ordinary)} ordinary, {len(foreign)} out-of-distribution."
+        )
+    # Ranks, because torchmetrics takes any score outside [0, 1] for a logit and squashes it, which
+    # can merge large scores.
+    scores = torch.cat([ordinary, foreign])
+    if not bool(scores.isfinite().all()):
+        raise InputError("Some uncertainties are NaN or infinite.")
+    ranks = scores.unique(return_inverse=True)[1].double()
+    ranks = ranks / max(1.0, ranks.max().item())
+    labels = torch.cat([torch.zeros(len(ordinary)), torch.ones(len(foreign))]).long().to(scores.device)
+    false_positive, true_positive, _ = binary_roc(ranks, labels)
+    caught = true_positive >= 0.95
+    return OodScores(
+        binary_auroc(ranks, labels).item(),
+        binary_average_precision(ranks, labels).item(),
+        false_positive[caught].min().item(),
+    )

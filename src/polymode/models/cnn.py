@@ -1,0 +1,60 @@
+"""The small convolutional networks of the loss-landscape paper (003, §3)."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+
+class _PlainCNN(nn.Module):
+    """Per layer: 3×3 convolution, dropout, 2×2 max-pooling, ReLU (not after the last); then one linear layer."""
+
+    def __init__(
+        self,
+        channels: Sequence[int],
+        num_classes: int,
+        in_channels: int,
+        image_size: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        width, size = in_channels, image_size
+        for index, out in enumerate(channels):
+            layers.append(nn.Conv2d(width, out, 3, padding=1))
+            if dropout:
+                layers.append(nn.Dropout(dropout))
+            layers.append(nn.MaxPool2d(2))
+            if index < len(channels) - 1:
+                layers.append(nn.ReLU())
+            width, size = out, size // 2
+        self.features = nn.Sequential(*layers)
+        self.classifier = nn.Linear(width * size * size, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier(self.features(images).flatten(1))
+
+
+class SmallCNN(_PlainCNN):
+    """Channels 16, 32, 32: 19,466 parameters for 32×32 colour images and ten classes."""
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        image_size: int = 32,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__((16, 32, 32), num_classes, in_channels, image_size, dropout)
+
+
+class MediumCNN(_PlainCNN):
+    """Channels 64, 128, 256, 256: 971,146 parameters for 32×32 colour images and ten classes."""
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        image_size: int = 32,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__((64, 128, 256, 256), num_classes, in_channels, image_size, dropout)

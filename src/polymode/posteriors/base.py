@@ -1,0 +1,340 @@
+"""The contract of a posterior, and everything that follows from its draws."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from polymode.errors import CheckpointError, InputError, unknown_name
+from polymode.likelihoods import Likelihood, make_likelihood, quantiles_of
+from polymode.members import Backend, Members, Tensors, forward_members
+from polymode.predictive import GaussianPredictive, Predictive
+from polymode.storage import FORMAT_VERSION, read_json, read_tensors, write_json, write_tensors
+from polymode.surgery import Model, build, has_convolutions, prepare, tensors_of
+from polymode.trees import Tree, leaves, length, map_tree
+
+# A block of drawn weights, and the member outputs computed at once, stay below this many bytes.
+BLOCK_BYTES = 2**28
+
+
+@dataclass(frozen=True)
+class Network:
+    """A prepared module with the meaning of its outputs and the way its members are run.
+
+    The module is a template: members replace its weights, what they do not hold stays as it is
+    (frozen parameters and constant buffers).
+    """
+
+    module: nn.Module
+    likelihood: Likelihood
+    backend: Backend = "loop"
+
+    def __post_init__(self) -> None:
+        self.module.requires_grad_(False)
+        self.module.eval()
+
+    @property
+    def fingerprint(self) -> dict[str, list]:
+        """Names, shapes and types of all tensors: two networks with the same can exchange weights."""
+        return {
+            name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
+            for name, tensor in sorted(tensors_of(self.module).items())
+        }
+
+    def arrange(self, inputs: Tree) -> Tree:
+        """Bring inputs to the memory format the convolutions prefer."""
+        if not has_convolutions(self.module):
+            return inputs
+        return map_tree(
+            lambda x: x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x, inputs
+        )
+
+
+@dataclass(frozen=True)
+class Posterior(ABC):
+    """A distribution over networks that can be drawn from, predicts, collapses and is saved.
+
+    record: what ``fit`` wrote down about the run (method, seed, budget, seconds, backend, history).
+    """
+
+    kind: ClassVar[str]
+    network: Network
+    record: dict[str, Any] = field(default_factory=dict, kw_only=True)
+
+    @property
+    @abstractmethod
+    def num_members(self) -> int | None:
+        """How many members there are; None when any number can be drawn."""
+
+    @abstractmethod
+    def draw(
+        self, num_members: int | None = None, generator: torch.Generator | None = None
+    ) -> Iterator[Members]:
+        """Yield members in blocks of bounded memory; None means all that a finite posterior holds."""
+
+    @abstractmethod
+    def collapse(self) -> nn.Module:
+        """Give one ordinary module that is equal to this posterior, or raise ``NotCollapsible``."""
+
+    @abstractmethod
+    def merged(self, others: Sequence[Self]) -> "Posterior":
+        """The mixture of this posterior and others of its kind, over the same network."""
+
+    @abstractmethod
+    def tensors(self) -> Iterator[tuple[str, Tensors]]:
+        """Yield (file name, tensors) for everything that has to be saved."""
+
+    @classmethod
+    @abstractmethod
+    def from_files(cls, network: Network, folder: Path, files: Sequence[str]) -> Self:
+        """Rebuild the posterior from the files of ``tensors()``."""
+
+    def check_num_members(self, num_members: int | None) -> None:
+        if num_members is not None and num_members < 1:
+            raise InputError(f"num_members must be at least 1, got {num_members}.")
+        available = self.num_members
+        if available is not None and num_members is not None and num_members > available:
+            raise InputError(
+                f"num_members={num_members} asked for, this posterior holds {available}. "
+                "Ask for fewer, or None for all."
+            )
+        if available is None and num_members is None:
+            raise InputError("This posterior can be drawn from without end: say num_members.")
+
+    def with_backend(self, backend: Backend) -> Self:
+        """The same posterior, run another way."""
+        return replace(self, network=replace(self.network, backend=backend))
+
+    def to(self, device: torch.device | str) -> "Posterior":
+        """Move the network; draws follow it."""
+        network = replace(self.network, module=self.network.module.to(device))
+        return replace(self, network=network)
+
+    # --- predicting -------------------------------------------------------------------------
+
+    def outputs(
+        self,
+        inputs: Tree,
+        num_members: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        batch_size: int = 1024,
+    ) -> Iterator[tuple[slice, Tree, Tensor]]:
+        """Yield (rows, outputs [m, b, ...], weights [m]) until every member has seen every row.
+
+        Members are the outer loop, so that a draw is made once and never kept.
+        """
+        num_points = length(inputs)
+        device = next(iter(tensors_of(self.network.module).values())).device
+        with torch.no_grad():
+            for block in self.draw(num_members, generator):
+                block = block.to(device)
+                for start in range(0, num_points, batch_size):
+                    rows = slice(start, min(start + batch_size, num_points))
+                    batch = map_tree(lambda x, rows=rows: x[rows].to(device), inputs)
+                    result = forward_members(
+                        self.network.module,
+                        block,
+                        self.network.arrange(batch),
+                        backend=self.network.backend,
+                        first_example=start,
+                    )
+                    yield rows, result, block.log_weights.exp()
+
+    def predict(
+        self,
+        inputs: Tree,
+        num_members: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        quantiles: Sequence[float] = (),
+        batch_size: int = 1024,
+    ) -> Predictive:
+        """Stream over the members and return what they say together.
+
+        inputs: a tree of tensors [N, ...]. quantiles: levels of the mixture's distribution function
+        to invert (Gaussian likelihoods); this replays the draws once per chunk of points.
+        """
+        _check_inputs(inputs)
+        state = None if generator is None else generator.get_state()
+        accumulator = self.network.likelihood.accumulator(length(inputs))
+        for rows, outputs, weights in self.outputs(
+            inputs, num_members, generator, batch_size=batch_size
+        ):
+            accumulator.update(outputs, weights, rows)
+        predictive = accumulator.result()
+        if not quantiles:
+            return predictive
+        if not isinstance(predictive, GaussianPredictive):
+            raise InputError(
+                f"Quantiles need a Gaussian likelihood, this one is {self.network.likelihood.kind!r}."
+            )
+        by_level = self._quantiles(inputs, num_members, generator, state, quantiles)
+        return replace(predictive, quantiles=by_level)
+
+    def _quantiles(
+        self,
+        inputs: Tree,
+        num_members: int | None,
+        generator: torch.Generator | None,
+        state: Tensor | None,
+        levels: Sequence[float],
+    ) -> dict[float, Tensor]:
+        chunks = []
+        for _, outputs, weights in self.by_points(inputs, num_members, generator, state):
+            chunks.append(quantiles_of(self.network.likelihood, outputs, weights, levels))
+        values = torch.cat(chunks, 1).to(next(leaves(outputs)).dtype)  # pyright: ignore
+        return dict(zip(levels, values, strict=True))
+
+    def by_points(
+        self,
+        inputs: Tree,
+        num_members: int | None = None,
+        generator: torch.Generator | None = None,
+        state: Tensor | None = None,
+    ) -> Iterator[tuple[slice, Tree, Tensor]]:
+        """Yield (rows, outputs [M, b, ...] of *all* members, weights [M]) for chunks of points.
+
+        The draws are replayed for each chunk from the generator's state, so memory stays bounded
+        whatever the number of draws.
+        """
+        num_points = length(inputs)
+        if generator is not None and state is None:
+            state = generator.get_state()
+        count = num_members if num_members is not None else self.num_members
+        self.check_num_members(num_members)
+        assert count is not None
+        probe = next(self.outputs(map_tree(lambda x: x[:1], inputs), 1, _copy(generator, state)))[1]
+        row_bytes = sum(8 * leaf[0].numel() for leaf in leaves(probe)) * count
+        chunk = max(1, min(num_points, BLOCK_BYTES // (8 * row_bytes)))
+        for start in range(0, num_points, chunk):
+            rows = slice(start, min(start + chunk, num_points))
+            part = map_tree(lambda x, rows=rows: x[rows], inputs)
+            pieces = list(self.outputs(part, num_members, _copy(generator, state), batch_size=chunk))
+            outputs = map_tree(lambda *t: torch.cat(t), *(piece[1] for piece in pieces))
+            yield rows, outputs, torch.cat([piece[2] for piece in pieces])
+
+    def log_prob(
+        self,
+        inputs: Tree,
+        targets: Tensor,
+        num_members: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        batch_size: int = 1024,
+    ) -> Tensor:
+        """log Σ_m w_m p(y_n | x_n, θ_m), the log predictive density of each target, [N, ...]."""
+        likelihood = self.network.likelihood
+        total: Tensor | None = None
+        mass = 0.0
+        for rows, outputs, weights in self.outputs(
+            inputs, num_members, generator, batch_size=batch_size
+        ):
+            chunk = targets[rows].to(weights.device)
+            each = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, chunk).double()
+            weighted = each + weights.double().log().reshape(-1, *[1] * (each.ndim - 1))
+            block = torch.logsumexp(weighted, 0)
+            if total is None:
+                total = block.new_full((length(inputs), *block.shape[1:]), -torch.inf)
+            total[rows] = torch.logaddexp(total[rows], block)
+            mass += float(weights.double().sum()) if rows.start == 0 else 0.0
+        assert total is not None
+        return (total - torch.tensor(mass).double().log().to(total.device)).to(each.dtype)  # pyright: ignore
+
+    # --- saving -----------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the posterior as JSON and safetensors; ``load_posterior`` reads it back."""
+        folder = Path(folder)
+        files = {}
+        names_of_members: set[str] = set()
+        for name, tensors in self.tensors():
+            files[name] = write_tensors(folder / name, tensors)
+            names_of_members |= {key.split("/", 1)[-1] for key in tensors}
+        constants = {
+            name: tensor
+            for name, tensor in tensors_of(self.network.module).items()
+            if name not in names_of_members
+        }
+        files["constants.safetensors"] = write_tensors(folder / "constants.safetensors", constants)
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "what": "posterior",
+            "kind": self.kind,
+            "likelihood": self.network.likelihood.config(),
+            "backend": self.network.backend,
+            "network": self.network.fingerprint,
+            "files": files,
+            "record": self.record,
+        }
+        write_json(folder / "posterior.json", manifest)
+        return folder
+
+
+def _copy(generator: torch.Generator | None, state: Tensor | None) -> torch.Generator | None:
+    if generator is None or state is None:
+        return None
+    copy = torch.Generator(generator.device)
+    copy.set_state(state)
+    return copy
+
+
+def _check_inputs(inputs: Tree) -> None:
+    if length(inputs) == 0:
+        raise InputError("There are no points to predict: the inputs have length 0.")
+    for leaf in leaves(inputs):
+        if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+            raise InputError(
+                f"{int((~leaf.isfinite()).sum())} input values are NaN or infinite: "
+                "remove or impute them before predicting."
+            )
+
+
+POSTERIORS: dict[str, type[Posterior]] = {}
+AnyPosterior = TypeVar("AnyPosterior", bound=Posterior)
+
+
+def register_posterior(posterior: type[AnyPosterior]) -> type[AnyPosterior]:
+    """Make a kind of posterior known to ``load_posterior``."""
+    POSTERIORS[posterior.kind] = posterior
+    return posterior
+
+
+def merge(posteriors: Sequence[Posterior]) -> Posterior:
+    """The equally weighted mixture of posteriors of one kind over one network."""
+    first, *others = posteriors
+    return first.merged(others) if others else first
+
+
+def load_posterior(folder: str | Path, model: Model) -> Posterior:
+    """Read a saved posterior; ``model`` is the module (or its factory) it was fitted with."""
+    folder = Path(folder)
+    manifest = read_json(folder / "posterior.json", "saved posterior")
+    if manifest["kind"] not in POSTERIORS:
+        raise unknown_name("kind of posterior", manifest["kind"], POSTERIORS)
+    likelihood = make_likelihood(manifest["likelihood"])
+    module = model if isinstance(model, nn.Module) else build(model, seed=0)
+    network = Network(likelihood.prepare(prepare(module)), likelihood, manifest["backend"])
+    check_fingerprint(manifest["network"], network.fingerprint, str(folder))
+    for name, expected in manifest["files"].items():
+        read_tensors(folder / name, expected)
+    constants = read_tensors(folder / "constants.safetensors")
+    network.module.load_state_dict(constants, strict=False)
+    members = [name for name in manifest["files"] if name != "constants.safetensors"]
+    posterior = POSTERIORS[manifest["kind"]].from_files(network, folder, members)
+    return replace(posterior, record=manifest["record"])
+
+
+def check_fingerprint(saved: dict, given: dict, where: str) -> None:
+    """Raise when a file was written for another network, naming the first difference."""
+    saved = {name: list(entry) for name, entry in saved.items()}
+    for name in sorted(saved.keys() | given.keys()):
+        if saved.get(name) != given.get(name):
+            raise CheckpointError(
+                f"{where} belongs to another network: {name!r} is {saved.get(name, 'absent')} there "
+                f"and {given.get(name, 'absent')} in the module given. Pass the module it was made with."
+            )

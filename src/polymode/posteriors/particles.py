@@ -1,0 +1,210 @@
+"""A finite set of networks, in memory or in files that are read when they are drawn."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch
+from torch import nn
+
+from polymode.errors import NotCollapsible
+from polymode.members import Members, Tensors, concatenate
+from polymode.posteriors.base import BLOCK_BYTES, Network, Posterior, register_posterior
+from polymode.storage import read_some, write_tensors
+
+# More members than this at once gain nothing from the member axis and cost memory for activations.
+BLOCK_MEMBERS = 128
+
+
+def members_to_tensors(members: Members) -> Tensors:
+    """Flatten members into one dictionary of tensors for a file."""
+    stacked = {f"stacked/{name}": tensor for name, tensor in members.stacked.items()}
+    shared = {f"shared/{name}": tensor for name, tensor in members.shared.items()}
+    return stacked | shared | {"log_weights": members.log_weights, "labels": members.labels}
+
+
+def members_from_tensors(tensors: Tensors) -> Members:
+    """Read one group of members back from the dictionary of a file."""
+
+    def part(prefix: str) -> Tensors:
+        return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+
+    return Members(
+        part("stacked/"),
+        part("shared/"),
+        log_weights=tensors["log_weights"],
+        labels=tensors["labels"],
+    )
+
+
+@dataclass(frozen=True)
+class StoredMembers:
+    """One group of members in a file that is written once and read when it is needed."""
+
+    path: Path
+    num_members: int
+    group: int = 0
+
+    def rows(self, start: int, stop: int) -> Members:
+        first = self.group * self.num_members
+
+        def rows_of(name: str) -> slice:
+            if name.startswith("shared/"):
+                return slice(self.group, self.group + 1)
+            return slice(first + start, first + stop)
+
+        return members_from_tensors(read_some(self.path, rows_of))
+
+
+Block = Members | StoredMembers
+
+
+def _rows(block: Block, start: int, stop: int) -> Members:
+    """Some members of one group."""
+    if isinstance(block, StoredMembers):
+        return block.rows(start, stop)
+    return Members(
+        {name: tensor[start:stop] for name, tensor in block.stacked.items()},
+        block.shared,
+        log_weights=block.log_weights[start:stop],
+        labels=block.labels[start:stop],
+    )
+
+
+class MemberStore:
+    """Members that are finished: kept in memory, or written once to files of a folder."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.finished: list[list[Block]] = []  # one entry an ``append``, one block a group
+
+    def append(self, members: Members) -> None:
+        """Keep a copy of the members as they are now."""
+        if self.folder is None:
+            copy_ = members.clone()
+            self.finished.append([copy_.groups(slice(g, g + 1)) for g in range(members.num_groups)])
+            return
+        path = self._path(len(self.finished))
+        if not path.exists():  # a resumed run makes the same bits again: the file is written once
+            write_tensors(path, members_to_tensors(members))
+        self._add_file(members.num_groups, members.group_size)
+
+    def restore(self, number: int, num_groups: int, group_size: int) -> None:
+        """Take up the first ``number`` entries that an interrupted run has written."""
+        for _ in range(number):
+            self._add_file(num_groups, group_size)
+
+    def of_group(self, group: int) -> "MemberStore":
+        """The finished members of one group."""
+        view = MemberStore(self.folder)
+        view.finished = [[entry[group]] for entry in self.finished]
+        return view
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [block for entry in self.finished for block in entry]
+
+    def _add_file(self, num_groups: int, group_size: int) -> None:
+        path = self._path(len(self.finished))
+        self.finished.append([StoredMembers(path, group_size, g) for g in range(num_groups)])
+
+    def _path(self, index: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"members-{index:05d}.safetensors"
+
+
+@register_posterior
+@dataclass(frozen=True)
+class Particles(Posterior):
+    """Networks with weights: Σ_m w_m δ(θ − θ_m). ``draw()`` gives all of them in order.
+
+    Fewer than all are spread evenly over the order they were made in, so that a thinned chain still
+    spans its whole length.
+    """
+
+    kind: ClassVar[str] = "particles"
+    blocks: Sequence[Block] = field(default_factory=list)
+
+    @property
+    def num_members(self) -> int:
+        return sum(block.num_members for block in self.blocks)
+
+    def draw(
+        self, num_members: int | None = None, generator: torch.Generator | None = None
+    ) -> Iterator[Members]:
+        self.check_num_members(num_members)
+        total = self.num_members
+        count = total if num_members is None else num_members
+        wanted = {(index * total) // count for index in range(count)}
+        gathered: list[Members] = []
+        for part in self._parts(wanted):
+            size = sum(p.num_bytes for p in gathered) + part.num_bytes
+            number = sum(p.num_members for p in gathered) + part.num_members
+            if gathered and (part.shared or size > BLOCK_BYTES or number > BLOCK_MEMBERS):
+                yield _side_by_side(gathered)
+                gathered = []
+            gathered.append(part)
+        yield _side_by_side(gathered)
+
+    def _parts(self, wanted: set[int]) -> Iterator[Members]:
+        """Yield the wanted members in runs small enough for a block."""
+        first = 0
+        for block in self.blocks:
+            inside = sorted(i - first for i in wanted if first <= i < first + block.num_members)
+            first += block.num_members
+            for start, stop in _runs(inside, BLOCK_MEMBERS):
+                yield _rows(block, start, stop)
+
+    def collapse(self) -> nn.Module:
+        if self.num_members != 1:
+            raise NotCollapsible(
+                f"This posterior is {self.num_members} different networks; their average is not a "
+                "network. Predict with it, or fit a method that collapses (one member)."
+            )
+        module = copy.deepcopy(self.network.module)
+        [members] = self.draw()
+        weights = members.member(0)
+        module.load_state_dict(weights, strict=False)
+        return module
+
+    def merged(self, others: Sequence[Self]) -> "Particles":
+        return replace(self, blocks=[b for p in (self, *others) for b in p.blocks])
+
+    def tensors(self) -> Iterator[tuple[str, Tensors]]:
+        for index, members in enumerate(self.draw()):
+            yield f"members-{index:05d}.safetensors", members_to_tensors(members)
+
+    @classmethod
+    def from_files(cls, network: Network, folder: Path, files: Sequence[str]) -> Self:
+        counts = [
+            len(read_some(folder / name, lambda n: slice(None) if n == "labels" else None)["labels"])
+            for name in sorted(files)
+        ]
+        blocks = [
+            StoredMembers(folder / name, count)
+            for name, count in zip(sorted(files), counts, strict=True)
+        ]
+        return cls(network, blocks=blocks)
+
+
+def _side_by_side(parts: Sequence[Members]) -> Members:
+    """Join members into one group: a draw is a set of networks, whatever chains they came from."""
+    joined = concatenate(parts)
+    return joined if joined.shared else replace(joined, num_groups=1)
+
+
+def _runs(indices: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:
+    """Cut sorted indices into (start, stop) runs of neighbours."""
+    start = previous = None
+    for index in indices:
+        if start is None:
+            start = previous = index
+        elif index == previous + 1 and index - start < longest:
+            previous = index
+        else:
+            yield start, previous + 1
+            start = previous = index
+    if start is not None:
+        yield start, previous + 1

@@ -1,0 +1,91 @@
+"""Learning-rate schedules: functions of progress that multiply the base rate.
+
+Any callable ``(Progress) -> float`` is a schedule; those below are plain dataclasses, so that a run
+can be written down and read back.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polymode.errors import InputError
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a phase stands: ``step`` of ``num_steps`` (counted from 0) in ``num_epochs`` epochs."""
+
+    step: int
+    num_steps: int
+    num_epochs: int
+
+    @property
+    def fraction(self) -> float:
+        """Progress in [0, 1)."""
+        return self.step / self.num_steps
+
+    @property
+    def epoch(self) -> float:
+        """Epochs completed, with the fraction of the present one."""
+        return self.fraction * self.num_epochs
+
+
+Schedule = Callable[[Progress], float]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Always the base rate."""
+
+    def __call__(self, progress: Progress) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """final + ½ (1 − final)(1 + cos πt): from the base rate to ``final`` times it."""
+
+    final: float = 0.0
+
+    def __call__(self, progress: Progress) -> float:
+        return self.final + 0.5 * (1 - self.final) * (1 + math.cos(math.pi * progress.fraction))
+
+
+@dataclass(frozen=True)
+class Drops:
+    """Multiply by ``factor`` at each of the ``epochs``."""
+
+    epochs: tuple[float, ...]
+    factor: float = 0.1
+
+    def __call__(self, progress: Progress) -> float:
+        return self.factor ** sum(progress.epoch >= epoch for epoch in self.epochs)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Constant until epoch ``start``, linear to ``final`` times the base rate at ``end``, constant after."""
+
+    start: float
+    end: float
+    final: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise InputError(f"Linear needs 0 <= start < end, got {self.start} and {self.end}.")
+
+    def __call__(self, progress: Progress) -> float:
+        done = (progress.epoch - self.start) / (self.end - self.start)
+        return 1 + (self.final - 1) * min(max(done, 0.0), 1.0)
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Linear from near zero during the first ``epochs``, times the schedule ``then``."""
+
+    epochs: float
+    then: Schedule = Constant()
+
+    def __call__(self, progress: Progress) -> float:
+        steps = self.epochs * progress.num_steps / progress.num_epochs
+        return min(1.0, (progress.step + 1) / max(steps, 1.0)) * self.then(progress)

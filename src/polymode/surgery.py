@@ -1,0 +1,154 @@
+"""Find, select and exchange parts of a module, always on a copy."""
+
+import copy
+import fnmatch
+import math
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from polymode.errors import InputError
+from polymode.layers import SeededDropout
+from polymode.members import Tensors
+from polymode.seeds import global_seed
+
+Model = nn.Module | Callable[[], nn.Module]
+
+NORMALISATIONS = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.LocalResponseNorm,
+    nn.RMSNorm,
+)
+
+
+def prepare(module: nn.Module) -> nn.Module:
+    """Copy a module and exchange its dropout layers for replayable ones.
+
+    Names of parameters and buffers stay as they are; each dropout layer gains a ``seed`` buffer.
+    Convolution kernels are laid out ``channels_last``, which CPU and GPU kernels prefer.
+    """
+    prepared = copy.deepcopy(module)
+    for layer, (parent, name, child) in enumerate(_children_of_type(prepared, nn.Dropout)):
+        setattr(parent, name, SeededDropout(child.p, layer))
+    channelwise = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+    for layer, (parent, name, child) in enumerate(_children_of_type(prepared, *channelwise), 10_000):
+        setattr(parent, name, SeededDropout(child.p, layer, channels=True))
+    if has_convolutions(prepared):
+        prepared.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return prepared.to(next(iter(module.parameters())).device) if _has_parameters(module) else prepared
+
+
+def _children_of_type(
+    module: nn.Module, *types: type[nn.Module]
+) -> list[tuple[nn.Module, str, nn.Module]]:
+    return [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if type(child) in types
+    ]
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def has_convolutions(module: nn.Module) -> bool:
+    return any(isinstance(part, nn.Conv2d) for part in module.modules())
+
+
+def tensors_of(module: nn.Module) -> Tensors:
+    """Parameters and buffers by name, tied ones once, detached."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {name: tensor.detach() for name, tensor in named}
+
+
+def trainable_names(module: nn.Module) -> frozenset[str]:
+    return frozenset(name for name, p in module.named_parameters() if p.requires_grad)
+
+
+def normalisation_and_bias_names(module: nn.Module) -> frozenset[str]:
+    """Names of the parameters that usually carry no weight decay."""
+    names = {name for name, _ in module.named_parameters() if name.split(".")[-1] == "bias"}
+    for prefix, part in module.named_modules():
+        if isinstance(part, NORMALISATIONS):
+            names |= {f"{prefix}.{name}".lstrip(".") for name, _ in part.named_parameters()}
+    return frozenset(names)
+
+
+def select_names(names: Iterable[str], patterns: Iterable[str], what: str) -> frozenset[str]:
+    """Names that match at least one shell pattern (``"fc.*"``); no match at all is an error."""
+    names = sorted(names)
+    selected: set[str] = set()
+    for pattern in patterns:
+        matched = fnmatch.filter(names, pattern)
+        if not matched:
+            raise InputError(f"{what} {pattern!r} matches nothing. Candidates: {', '.join(names)}.")
+        selected.update(matched)
+    return frozenset(selected)
+
+
+def build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Run a model factory under a forked global random state."""
+    with global_seed(seed):
+        module = factory()
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"The model factory returned {type(module).__name__}; it must return an nn.Module."
+        )
+    return module
+
+
+def reinitialised(module: nn.Module, seed: int) -> nn.Module:
+    """Copy a module and draw its parameters anew with each layer's ``reset_parameters``.
+
+    A trainable tensor that no layer re-draws, or whose scale changes when it is re-drawn (custom or
+    pretrained values), is an error: only the user's own factory knows how to draw it.
+    """
+    fresh = copy.deepcopy(module)
+    covered: set[int] = set()
+    with global_seed(seed), torch.no_grad():
+        # Children first: a parent such as MultiheadAttention re-draws some of their tensors.
+        for part in reversed(list(fresh.modules())):
+            reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+                covered |= {id(parameter) for parameter in part.parameters(recurse=False)}
+    for (name, new), old in zip(fresh.named_parameters(), module.parameters(), strict=True):
+        if not old.requires_grad:
+            new.data.copy_(old)  # frozen values are the user's: keep them
+        elif id(new) not in covered:
+            raise InputError(
+                f"{name!r} cannot be re-initialised: its layer has no reset_parameters(). "
+                "Pass a factory (a function that builds the module) instead of a module."
+            )
+        elif not _same_scale(old.detach(), new.detach()):
+            raise InputError(
+                f"Re-initialising {name!r} changes its scale from {_scale(old):.4g} to "
+                f"{_scale(new):.4g}: the module holds custom or pretrained values that would be "
+                "lost. Pass a factory (a function that builds the module) instead of a module."
+            )
+    return fresh
+
+
+def _scale(tensor: Tensor) -> float:
+    return tensor.detach().double().square().mean().sqrt().item()
+
+
+def _same_scale(old: Tensor, new: Tensor) -> bool:
+    # The root mean square of n draws has a relative standard error of at most sqrt(1/2n) for the
+    # uniform and normal laws of the usual initialisers; five of them, and a margin for truncation.
+    before, after = _scale(old), _scale(new)
+    if before == 0 or after == 0:
+        return before == after
+    return abs(math.log(before / after)) < 0.05 + 5 * (0.5 / old.numel()) ** 0.5
+
+
+def seed_buffers(module: nn.Module) -> Iterator[str]:
+    """Names of the noise seeds in a prepared module."""
+    for prefix, part in module.named_modules():
+        if isinstance(part, SeededDropout):
+            yield f"{prefix}.seed"

@@ -1,0 +1,215 @@
+"""Which chain sees which examples when: orders, ragged data sets, batches side by side."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polymode.data import ArrayData, Data, Examples
+from polymode.errors import InputError
+from polymode.seeds import derive_generator
+from polymode.trees import Tree, map_tree
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Batches of equal size for neighbouring groups.
+
+    inputs, targets and weights are [G, B, ...], or [B, ...] where all groups see the same examples.
+    """
+
+    groups: slice
+    inputs: Tree
+    targets: Tensor
+    weights: Tensor | None
+    has_groups: bool
+
+    @property
+    def batch_size(self) -> int:
+        return self.targets.shape[1 if self.has_groups else 0]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One minibatch of every active chain; cohorts are the sets of chains that step together."""
+
+    pieces: Sequence[Piece]
+    cohorts: Sequence[int]
+
+    def only(self, group: int) -> "Batch":
+        """The part of the batch that belongs to one group."""
+        for piece in self.pieces:
+            if piece.groups.start <= group < piece.groups.stop:
+                row = group - piece.groups.start
+                part = replace(piece, groups=slice(group, group + 1))
+                if piece.has_groups:
+                    cut = lambda t, row=row: t[row : row + 1]  # noqa: E731
+                    weights = None if piece.weights is None else cut(piece.weights)
+                    inputs = map_tree(cut, piece.inputs)
+                    part = replace(part, inputs=inputs, targets=cut(piece.targets), weights=weights)
+                return replace(self, pieces=[part])
+        raise InputError(f"Group {group} is not active in this batch.")
+
+
+@dataclass(frozen=True)
+class Group:
+    """One chain on one data set."""
+
+    data_set: int
+    chain: int
+    num_examples: int
+    offset: int
+    seed: int
+
+
+class Batches:
+    """The batches of a run: chains of all data sets, ordered so that active ones are neighbours.
+
+    Data sets are sorted by length, longest first: at every step the active groups are a prefix, and
+    those with a full batch another. ``shared_order`` lets all chains see one order.
+    """
+
+    def __init__(
+        self,
+        data: Sequence[Data],
+        chains: Sequence[int],
+        seeds: Sequence[int],
+        *,
+        shared_order: bool,
+    ) -> None:
+        self.source = data[0] if len(data) == 1 else _joined(data)
+        self.batch_size = data[0].batch_size
+        self.drop_last = data[0].drop_last
+        self.shared_order = shared_order or not self.source.replayable
+        offsets = [0]
+        for part in data:
+            offsets.append(offsets[-1] + part.num_examples)
+        longest_first = sorted(range(len(data)), key=lambda d: -data[d].num_examples)
+        self.groups = [
+            Group(d, chain, data[d].num_examples, offsets[d], seeds[d])
+            for d in longest_first
+            for chain in chains
+        ]
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.groups)
+
+    def num_minibatches(self, num_examples: int) -> int:
+        full, rest = divmod(num_examples, self.batch_size)
+        return full + (1 if rest and not self.drop_last else 0)
+
+    def cohorts(self) -> list[slice]:
+        """Groups with the same number of minibatches in an epoch, as slices."""
+        counts = [self.num_minibatches(group.num_examples) for group in self.groups]
+        starts = [g for g in range(len(counts)) if g == 0 or counts[g] != counts[g - 1]]
+        return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(counts)], strict=True)]
+
+    def steps_per_epoch(self, cohort: slice, batches: int | Literal["full"]) -> int:
+        if batches == "full":
+            return 1
+        return -(-self.num_minibatches(self.groups[cohort.start].num_examples) // batches)
+
+    def epoch(
+        self, epoch: int, batches: int | Literal["full"], first_step: int = 0
+    ) -> Iterator[list[Batch]]:
+        """Yield the rounds of one epoch, from ``first_step`` on."""
+        plan = self._plan(batches)[first_step:]
+        orders = self._orders(epoch, shuffled=batches != "full")
+
+        def indices() -> Iterator[Tensor]:
+            for round_ in plan:
+                for pieces in round_:
+                    for groups, start, size in pieces:
+                        rows = slice(0, 1) if self._one_order(groups) else groups
+                        yield orders[rows, start : start + size].flatten()
+
+        stream = self.source.stream(indices())
+        for round_ in plan:
+            yield [self._batch(pieces, stream) for pieces in round_]
+
+    def _one_order(self, groups: slice) -> bool:
+        """Whether the groups of a piece all see the same examples."""
+        data_sets = {group.data_set for group in self.groups[groups]}
+        return self.shared_order and len(data_sets) == 1 and len({g.data_set for g in self.groups}) == 1
+
+    def _plan(self, batches: int | Literal["full"]) -> list[list[list[tuple[slice, int, int]]]]:
+        """Rounds of minibatches of pieces (groups, first row, number of rows)."""
+        longest = self.groups[0].num_examples
+        size = longest if batches == "full" else self.batch_size
+        minibatches = []
+        for start in range(0, longest, size):
+            pieces: list[tuple[slice, int, int]] = []
+            for index, group in enumerate(self.groups):
+                rows = min(size, group.num_examples - start)
+                if rows <= 0 or (self.drop_last and rows < size and batches != "full"):
+                    continue
+                if pieces and pieces[-1][2] == rows:
+                    pieces[-1] = (slice(pieces[-1][0].start, index + 1), start, rows)
+                else:
+                    pieces.append((slice(index, index + 1), start, rows))
+            if pieces:
+                minibatches.append(pieces)
+        count = 1 if batches == "full" else batches
+        return [minibatches[i : i + count] for i in range(0, len(minibatches), count)]
+
+    def _orders(self, epoch: int, *, shuffled: bool) -> Tensor:
+        """Row numbers in the joint source, [G, longest]."""
+        orders = torch.zeros(self.num_groups, self.groups[0].num_examples, dtype=torch.int64)
+        known: dict[tuple, Tensor] = {}
+        for row, group in enumerate(self.groups):
+            chain = "shared" if self.shared_order else group.chain
+            key = (group.seed, "order", chain, epoch, group.num_examples)
+            if key not in known:
+                known[key] = (
+                    torch.randperm(group.num_examples, generator=derive_generator(*key))
+                    if shuffled
+                    else torch.arange(group.num_examples)
+                )
+            orders[row, : group.num_examples] = known[key] + group.offset
+        return orders
+
+    def _batch(self, pieces: Sequence[tuple[slice, int, int]], stream: Iterator[Examples]) -> Batch:
+        made = []
+        for groups, start, size in pieces:
+            examples = next(stream, None)
+            if examples is None:
+                raise InputError(
+                    f"The data ended before row {start}, although num_examples says there are "
+                    f"{self.groups[groups.start].num_examples}. Correct num_examples."
+                )
+            has_groups = not self._one_order(groups)
+            count = groups.stop - groups.start
+            if has_groups:
+                examples = examples.map(lambda t, n=count, size=size: t.unflatten(0, (n, size)))
+            made.append(
+                Piece(groups, examples.inputs, examples.targets, examples.weights, has_groups)
+            )
+        last = pieces[-1][0].stop
+        active = [number for number, cohort in enumerate(self.cohorts()) if cohort.start < last]
+        return Batch(made, active)
+
+
+def _joined(data: Sequence[Data]) -> ArrayData:
+    """All rows of several in-memory data sets in one, so that one gather serves all chains."""
+    arrays = [part for part in data if isinstance(part, ArrayData)]
+    if len(arrays) != len(data):
+        raise InputError(
+            "Several data sets side by side must all be ArrayData (in memory). Fit DataLoaders one "
+            "at a time."
+        )
+    first = arrays[0]
+    if len({(part.batch_size, part.drop_last) for part in arrays}) > 1:
+        raise InputError("Data sets side by side must agree in batch_size and drop_last.")
+    if len({part.weights is None for part in arrays}) > 1:
+        raise InputError("Data sets side by side must all have sample weights, or none.")
+    join = lambda *parts: torch.cat(parts)  # noqa: E731
+    return ArrayData(
+        map_tree(join, *(part.inputs for part in arrays)),
+        join(*(part.targets for part in arrays)),
+        weights=None if first.weights is None else join(*(part.weights for part in arrays)),
+        batch_size=first.batch_size,
+        drop_last=first.drop_last,
+    )

@@ -1,0 +1,108 @@
+"""Checkpoints: the whole state of a run, replaced atomically, the predecessor kept."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from polymode.errors import CheckpointError
+from polymode.posteriors.base import check_fingerprint
+from polymode.storage import (
+    FORMAT_VERSION,
+    pack,
+    read_json,
+    read_tensors,
+    unpack,
+    write_json,
+    write_tensors,
+)
+
+NAMES = ("checkpoint.json", "previous.json")
+
+
+class Checkpoints:
+    """The checkpoints of one run folder: the newest and the one before it."""
+
+    def __init__(self, folder: Path, signature: dict[str, Any]) -> None:
+        self.folder = folder
+        self.signature = signature
+
+    @property
+    def exist(self) -> bool:
+        return any((self.folder / name).exists() for name in NAMES)
+
+    def save(self, number: int, content: dict[str, Any]) -> None:
+        """Write a checkpoint; at every moment one complete checkpoint is readable.
+
+        The tensors go to a new file first; the small JSON file that names them, with their
+        checksum, is then swapped in.
+        """
+        tensors: dict = {}
+        packed = pack(content, tensors)
+        file = f"state-{number:09d}.safetensors"
+        digest = write_tensors(self.folder / file, tensors)
+        newest, previous = (self.folder / name for name in NAMES)
+        if newest.exists():
+            newest.replace(previous)
+        write_json(
+            newest,
+            {
+                "format_version": FORMAT_VERSION,
+                "what": "checkpoint",
+                "signature": self.signature,
+                "tensors": file,
+                "checksum": digest,
+                "content": packed,
+            },
+        )
+        self._remove_unnamed()
+
+    def _remove_unnamed(self) -> None:
+        named = {
+            read_json(self.folder / name, "checkpoint")["tensors"]
+            for name in NAMES
+            if (self.folder / name).exists()
+        }
+        for path in self.folder.glob("state-*.safetensors"):
+            if path.name not in named:
+                path.unlink()
+
+    def load(self) -> dict[str, Any]:
+        """Read the newest checkpoint that is whole; a damaged one is reported and passed over."""
+        problems = []
+        for name in NAMES:
+            path = self.folder / name
+            if not path.exists():
+                continue
+            try:
+                manifest = read_json(path, "checkpoint")
+                self._check_signature(manifest["signature"])
+                tensors = read_tensors(self.folder / manifest["tensors"], manifest["checksum"])
+            except CheckpointError as error:
+                if isinstance(error, SignatureError):
+                    raise
+                problems.append(str(error))
+                continue
+            for problem in problems:
+                warnings.warn(f"{problem} Resuming from its predecessor.", stacklevel=3)
+            return unpack(manifest["content"], tensors)
+        raise CheckpointError(
+            f"No checkpoint in {self.folder} can be read. " + " ".join(problems)
+        )
+
+    def _check_signature(self, saved: dict[str, Any]) -> None:
+        for key in self.signature.keys() | saved.keys():
+            mine, theirs = self.signature.get(key), saved.get(key)
+            if key == "network":
+                try:
+                    check_fingerprint(theirs or {}, mine or {}, f"The checkpoint in {self.folder}")
+                except CheckpointError as error:
+                    raise SignatureError(str(error)) from None
+            elif mine != theirs:
+                raise SignatureError(
+                    f"The checkpoint in {self.folder} belongs to another run: its {key} is {theirs}, "
+                    f"now it is {mine}. Resume with the same, or choose another run_dir."
+                )
+
+
+class SignatureError(CheckpointError):
+    """A checkpoint that is whole but belongs to another run or network."""

@@ -1,0 +1,273 @@
+"""The contract between a method and ``fit``: Problem, State, Phase, Method."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from polymode.errors import InputError
+from polymode.members import Members, Tensors, concatenate, join
+from polymode.posteriors import Posterior
+from polymode.posteriors.base import Network
+from polymode.posteriors.particles import MemberStore
+from polymode.priors import Penalty
+from polymode.schedules import Constant, Schedule
+from polymode.seeds import draw_seed
+from polymode.training.batches import Batch
+from polymode.training.objective import Execution, Objective
+from polymode.training.optimizers import MemberOptimizer, Optimizer
+from polymode.trees import Tree
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a method knows about its task: the network, its weights, where a chain starts.
+
+    trainable: names of the weights with a gradient. exempt: those that carry no decay when an
+    optimiser says ``decay_all=False``. start: draws the initial weights of a chain's next network.
+    """
+
+    network: Network
+    trainable: frozenset[str]
+    exempt: frozenset[str]
+    start: Callable[[int, torch.Generator], Tensors]
+    execution: Execution
+    chain: int = 0
+
+    def initial_members(self, generator: torch.Generator) -> Members:
+        """One network, drawn as the user's model draws it: a group of one member."""
+        weights = self.start(self.chain, generator)
+        return Members({name: tensor[None].clone() for name, tensor in weights.items()})
+
+    def objective(
+        self,
+        penalty: Penalty | None = None,
+        realise: Callable[[Tensors, Tree], Tensors] | None = None,
+        trainable: frozenset[str] | None = None,
+    ) -> Objective:
+        """The loss of this problem's network and likelihood with a method's own terms."""
+        names = self.trainable if trainable is None else trainable
+        return Objective(self.network, names, self.execution, penalty, realise)
+
+
+@dataclass
+class State:
+    """Everything that training changes: tensors and generators, mutated in place.
+
+    A method makes the state of one chain; ``fit`` puts the chains of all data sets side by side.
+    members: the weights in training, in one group a chain.
+    own: the method's tensors of each member, [M, ...]; common: those of each chain, [G, ...].
+    generators: one a chain. noise: [M] seeds, advanced by every gradient.
+    """
+
+    members: Members
+    own: Tensors = field(default_factory=dict)
+    common: Tensors = field(default_factory=dict)
+    generators: list[torch.Generator] = field(default_factory=list)
+    noise: Tensor = None  # type: ignore[assignment]  # drawn in begin()
+    gradient_examples: Tensor = None  # type: ignore[assignment]  # [G], counted by the objective
+    finished: MemberStore = field(default_factory=MemberStore)
+    optimizers: dict[str, MemberOptimizer] = field(default_factory=dict)
+    best: Members | None = None
+    best_scores: Tensor | None = None
+
+    def begin(self, generator: torch.Generator, data_set: int, chain: int) -> "State":
+        """Complete the state of one chain: its generator, noise seeds and labels."""
+        self.generators = [generator]
+        count = self.members.num_members
+        self.noise = torch.tensor([draw_seed(generator) for _ in range(count)])
+        self.gradient_examples = torch.zeros(1, dtype=torch.int64)
+        self.members.labels[:, 0] = data_set
+        self.members.labels[:, 1] = chain
+        return self
+
+    @staticmethod
+    def side_by_side(states: Sequence["State"]) -> "State":
+        """Join the states of several chains along the member and group axes."""
+        first = states[0]
+        return State(
+            members=replace(concatenate([s.members for s in states]), num_groups=len(states)),
+            own={name: join([s.own[name] for s in states]) for name in first.own},
+            common={name: join([s.common[name] for s in states]) for name in first.common},
+            generators=[generator for s in states for generator in s.generators],
+            noise=torch.cat([s.noise for s in states]),
+            gradient_examples=torch.cat([s.gradient_examples for s in states]),
+        )
+
+    def chain(self, group: int) -> "State":
+        """The state of one chain, as views; what a method's ``posterior`` reads."""
+        groups = slice(group, group + 1)
+        size = self.members.group_size
+        rows = slice(group * size, (group + 1) * size)
+        return State(
+            members=self.members.groups(groups),
+            own={name: tensor[rows] for name, tensor in self.own.items()},
+            common={name: tensor[groups] for name, tensor in self.common.items()},
+            generators=self.generators[groups],
+            noise=self.noise[rows],
+            gradient_examples=self.gradient_examples[groups],
+            finished=self.finished.of_group(group),
+        )
+
+    def trial_copy(self) -> "State":
+        """A copy to measure on: same tensors, nothing finished, no optimisers."""
+        return State(
+            members=self.members.clone(),
+            own={name: tensor.clone() for name, tensor in self.own.items()},
+            common={name: tensor.clone() for name, tensor in self.common.items()},
+            generators=[_copy_generator(generator) for generator in self.generators],
+            noise=self.noise.clone(),
+            gradient_examples=self.gradient_examples.clone(),
+        )
+
+
+def _copy_generator(generator: torch.Generator) -> torch.Generator:
+    copy = torch.Generator()
+    copy.set_state(generator.get_state())
+    return copy
+
+
+@dataclass(frozen=True)
+class KeepBest:
+    """Keep each member's weights of the epoch with the lowest validation criterion.
+
+    criterion: "nll", "error" (misclassification, or root mean square), or "objective" (NLL plus
+    the penalty divided by N). from_epoch: first epoch of the phase (from 1) that may be kept.
+    Members that share weights are judged together, by their mean.
+    """
+
+    criterion: Literal["nll", "error", "objective"] = "nll"
+    from_epoch: int = 1
+
+    def __post_init__(self) -> None:
+        if self.criterion not in ("nll", "error", "objective"):
+            raise InputError(
+                f"KeepBest criterion {self.criterion!r}: allowed are 'nll', 'error', 'objective'."
+            )
+
+
+Keep = Literal["last", "best"] | KeepBest
+
+
+def keep_rule(keep: Keep) -> KeepBest | None:
+    """Read ``keep="last" | "best"`` or a ``KeepBest``."""
+    if isinstance(keep, KeepBest):
+        return keep
+    if keep not in ("last", "best"):
+        raise InputError(f"keep={keep!r}: allowed are 'last', 'best' or a KeepBest.")
+    return KeepBest() if keep == "best" else None
+
+
+Step = Callable[[State, Sequence[Batch], Objective], Tensor]
+Hook = Callable[[State], None]
+
+
+def descend(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
+    """One gradient step of every member on its own batch: θ_m ← θ_m − step(∇L_m). Returns losses [M]."""
+    [batch] = batches
+    optimizer = state.optimizers["all"]
+    if not optimizer.spec.needs_closure:
+        losses, gradients = objective.losses_and_gradients(state, batch)
+        optimizer.step(gradients.stacked, batch.cohorts)
+        return losses
+    losses = torch.full((state.members.num_members,), torch.nan)
+
+    def evaluate(row: int) -> tuple[Tensor, Tensors]:
+        each, gradients = objective.losses_and_gradients(state, batch.only(row))
+        losses[row] = each[row].detach()
+        return each[row], {name: tensor[row] for name, tensor in gradients.stacked.items()}
+
+    optimizer.step_with_closure(evaluate, batch.cohorts)
+    return losses
+
+
+def nothing(state: State) -> None:
+    """The hook that does nothing."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training with one rule.
+
+    step: what happens with each round of ``batches`` minibatches ("full": the whole data set).
+    optimizers: built when the phase begins over the named weights (all trainable ones when None); with
+        ``carry_optimizers`` those of the same name go on as they were.
+    schedule: multiplies the learning rates. cost: member-epochs that a chain spends in an epoch.
+    enter, end_epoch, leave: hooks of the method at the phase's borders.
+    """
+
+    name: str
+    epochs: int
+    objective: Objective
+    step: Step = descend
+    optimizers: Mapping[str, Optimizer] = field(default_factory=dict)
+    weights_of: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    carry_optimizers: bool = False
+    schedule: Schedule = Constant()
+    batches: int | Literal["full"] = 1
+    cost: float = 1.0
+    keep: KeepBest | None = None
+    enter: Hook = nothing
+    end_epoch: Hook = nothing
+    leave: Hook = nothing
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """How a posterior is fitted: hyper-parameters and the algorithm of **one chain**.
+
+    ``fit`` runs ``num_chains`` chains side by side on every data set; the posterior is the mixture
+    of theirs.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @property
+    def num_chains(self) -> int:
+        return 1
+
+    @abstractmethod
+    def init(self, problem: Problem, generator: torch.Generator) -> State:
+        """Make the state of one chain."""
+
+    @abstractmethod
+    def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
+        """The algorithm, phase by phase, for a chain that may train ``epochs`` epochs."""
+
+    @abstractmethod
+    def posterior(self, problem: Problem, state: State) -> Posterior:
+        """What one finished chain leaves behind."""
+
+    @abstractmethod
+    def for_budget(self, member_epochs: float) -> tuple[Self, int]:
+        """This method and the epochs to fit it for, spending ``member_epochs`` in all."""
+
+    def declared_budget(self, problem: Problem, epochs: int) -> float:
+        """Member-epochs (gradient passes over the data) that fitting one data set takes."""
+        return self.num_chains * sum(p.epochs * p.cost for p in self.phases(problem, epochs))
+
+    def config(self) -> dict[str, Any]:
+        """Name and hyper-parameters as JSON values."""
+        return {"name": self.name} | describe(self)
+
+
+def describe(value: Any) -> Any:
+    """Hyper-parameters as JSON values; functions and classes by their qualified name."""
+    if isinstance(value, Method):
+        options = {f.name: describe(getattr(value, f.name)) for f in fields(value)}
+        return {"name": value.name} | options
+    if is_dataclass(value) and not isinstance(value, type):
+        options = {f.name: describe(getattr(value, f.name)) for f in fields(value)}
+        return {"type": type(value).__name__} | options
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", repr(value))
+    return f"{module}:{name}" if module else name

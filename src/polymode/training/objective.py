@@ -1,0 +1,231 @@
+"""The objective of one member, and its losses and gradients for all of them at once."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from polymode.errors import NonFiniteLoss
+from polymode.members import Backend, Members, Tensors, call_module, map_members
+from polymode.posteriors.base import Network
+from polymode.priors import Penalty
+from polymode.seeds import global_seed
+from polymode.surgery import seed_buffers
+from polymode.training.batches import Batch, Piece
+from polymode.trees import Tree, map_tree
+
+if TYPE_CHECKING:
+    from polymode.training.method import State
+
+Precision = Literal["full", "bfloat16"]
+
+# Constants of the 64-bit linear congruential generator of Knuth (MMIX): the next noise seed.
+_MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407
+
+
+@dataclass
+class Execution:
+    """How ``fit`` runs the members; set once at the start of a run.
+
+    uses_global_random: the module draws from the global random state by itself (``F.dropout``);
+    num_observations: [G], training observations of each chain's data set.
+    """
+
+    device: torch.device
+    num_observations: Tensor
+    backend: Backend = "loop"
+    precision: Precision = "full"
+    uses_global_random: bool = False
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of all rows: stacked [M, ...], shared [G, ...]; rows of idle members are undefined."""
+
+    stacked: Tensors
+    shared: Tensors
+
+
+@dataclass(frozen=True)
+class Objective:
+    """L_m = −(1/n) Σ_batch log p(y | x, θ_m) + penalty(θ_m)/N, each member on its own.
+
+    penalty: minus the log prior (or the KL term) of one member, given its trained tensors and its
+        part of ``State.own``; divided by N, the number of training observations, never by the batch.
+    realise: makes the module's weights from what is trained and ``State.own``; the identity by default.
+    """
+
+    network: Network
+    trainable: frozenset[str]
+    execution: Execution
+    penalty: Penalty | None = None
+    realise: Callable[[Tensors, Tree], Tensors] | None = None
+    _seeds: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_seeds", tuple(seed_buffers(self.network.module)))
+
+    def loss(self, weights: Tensors, own: Tree, of_group: Tree) -> Tensor:
+        """The loss of one member on one batch."""
+        examples, num_observations = of_group["examples"], of_group["num_observations"]
+        with self._autocast():
+            outputs = call_module(
+                self.network.module, self.realised(weights, own), examples["inputs"]
+            )
+        loss = self.network.likelihood.mean_loss(
+            map_tree(lambda t: t.float() if t.dtype == torch.bfloat16 else t, outputs),
+            examples["targets"],
+            examples.get("weights"),
+        )
+        if self.penalty is not None:
+            loss = loss + self.penalty(weights, own) / num_observations
+        return loss
+
+    def realised(self, weights: Tensors, own: Tree) -> Tensors:
+        return weights if self.realise is None else self.realise(weights, own)
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.execution.precision == "full":
+            return nullcontext()
+        return torch.autocast(self.execution.device.type, torch.bfloat16)
+
+    def losses_and_gradients(
+        self, state: "State", batch: Batch, member: int | None = None
+    ) -> tuple[Tensor, Gradients]:
+        """Losses [M] (NaN for idle members) and gradients of the members on their chain's batch.
+
+        member: only the member-th of each chain; None means all of them.
+        """
+        self._advance_noise(state)
+        members = state.members
+        losses = torch.full((members.num_members,), torch.nan, device=self.execution.device)
+        whole = slice(0, members.num_groups)
+        complete = member is None and len(batch.pieces) == 1 and batch.pieces[0].groups == whole
+        gathered: Gradients | None = None
+        for piece in batch.pieces:
+            part = members.groups(piece.groups, member)
+            rows = members.rows(piece.groups, member)
+            own = {name: tensor[rows] for name, tensor in state.own.items()}
+            part_losses, part_gradients = self._evaluate(part, own, piece, state.noise[rows])
+            losses[rows] = part_losses
+            _check_finite(part_losses, part)
+            state.gradient_examples[piece.groups] += piece.batch_size * part.group_size
+            if complete:
+                return losses, part_gradients
+            gathered = gathered or self._empty(members)
+            for name, tensor in part_gradients.stacked.items():
+                gathered.stacked[name][rows] = tensor
+            for name, tensor in part_gradients.shared.items():
+                gathered.shared[name][piece.groups] = tensor
+        assert gathered is not None
+        return losses, gathered
+
+    def _empty(self, members: Members) -> Gradients:
+        return Gradients(
+            {n: torch.empty_like(t) for n, t in members.stacked.items() if n in self.trainable},
+            {n: torch.zeros_like(t) for n, t in members.shared.items() if n in self.trainable},
+        )
+
+    def _advance_noise(self, state: "State") -> None:
+        state.noise.mul_(_MULTIPLIER).add_(_INCREMENT)
+        for name in self._seeds:
+            state.members.stacked[name].copy_(state.noise)
+
+    def _evaluate(
+        self, members: Members, own: Tensors, piece: Piece, noise: Tensor
+    ) -> tuple[Tensor, Gradients]:
+        examples = {"inputs": piece.inputs, "targets": piece.targets}
+        if piece.weights is not None:
+            examples["weights"] = piece.weights
+        counts = self.execution.num_observations[piece.groups]
+        if self.execution.backend == "vmap":
+            return self._vectorised(members, own, examples, counts, has_groups=piece.has_groups)
+        return self._one_by_one(members, own, examples, counts, noise, has_groups=piece.has_groups)
+
+    def _vectorised(
+        self, members: Members, own: Tensors, examples: Tree, counts: Tensor, *, has_groups: bool
+    ) -> tuple[Tensor, Gradients]:
+        stacked = {n: _leaf(t) for n, t in members.stacked.items() if n in self.trainable}
+        shared = {n: _leaf(t) for n, t in members.shared.items() if n in self.trainable}
+        leaves = replace(
+            members, stacked=members.stacked | stacked, shared=members.shared | shared
+        )
+        of_group = {"num_observations": counts} | ({"examples": examples} if has_groups else {})
+        same = {} if has_groups else {"examples": examples}
+        losses = map_members(
+            lambda weights, own, of_group: self.loss(weights, own, of_group | same),
+            leaves,
+            own,
+            of_group,
+            backend="vmap",
+        )
+        tensors = [*stacked.values(), *shared.values()]
+        gradients = _gradients(losses.sum(), tensors)
+        first = len(stacked)
+        return losses.detach(), Gradients(
+            dict(zip(stacked, gradients[:first], strict=True)),
+            dict(zip(shared, gradients[first:], strict=True)),
+        )
+
+    def _one_by_one(
+        self,
+        members: Members,
+        own: Tensors,
+        examples: Tree,
+        counts: Tensor,
+        noise: Tensor,
+        *,
+        has_groups: bool,
+    ) -> tuple[Tensor, Gradients]:
+        """Members one after another: each graph is freed before the next one is built."""
+        result = self._empty(members) if members.num_members > 1 else Gradients({}, {})
+        losses = []
+        for index in range(members.num_members):
+            group = index // members.group_size
+            weights = members.member(index)
+            names = [name for name in weights if name in self.trainable]
+            leaves = {name: _leaf(weights[name]) for name in names}
+            row = map_tree(lambda t, g=group: t[g], examples) if has_groups else examples
+            of_group = {"examples": row, "num_observations": counts[group]}
+            mine = {name: tensor[index] for name, tensor in own.items()}
+            with self._randomness(noise[index]):
+                loss = self.loss(weights | leaves, mine, of_group)
+            gradients = _gradients(loss, list(leaves.values()))
+            losses.append(loss.detach())
+            for name, gradient in zip(names, gradients, strict=True):
+                if members.num_members == 1:
+                    kind = result.stacked if name in members.stacked else result.shared
+                    kind[name] = gradient[None]
+                elif name in members.stacked:
+                    result.stacked[name][index] = gradient
+                else:
+                    result.shared[name][group] += gradient
+        return torch.stack(losses), result
+
+    def _randomness(self, seed: Tensor) -> AbstractContextManager[None]:
+        if not self.execution.uses_global_random:
+            return nullcontext()
+        return global_seed(int(seed) & (2**62 - 1))
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_()
+
+
+def _gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    found = torch.autograd.grad(loss, tensors, allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
+
+
+def _check_finite(losses: Tensor, members: Members) -> None:
+    finite = losses.isfinite()
+    if not bool(finite.all()):
+        row = int((~finite).nonzero()[0])
+        data_set, chain, member = members.labels[row].tolist()
+        raise NonFiniteLoss(
+            f"the loss of member {member} (data set {data_set}, chain {chain}) is "
+            f"{losses[row].item()}"
+        )

@@ -1,0 +1,123 @@
+"""Where chains start: a template module and the initial weights of every chain."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from polymode.errors import InputError
+from polymode.likelihoods import Likelihood
+from polymode.members import Tensors
+from polymode.seeds import derive_seed, draw_seed, global_seed
+from polymode.surgery import (
+    Model,
+    build,
+    prepare,
+    reinitialised,
+    seed_buffers,
+    tensors_of,
+    trainable_names,
+)
+from polymode.trees import Tree, map_tree
+
+
+@dataclass(frozen=True)
+class Start:
+    """Draws initial weights: from the factory, or from a module.
+
+    The first chain of a module starts with the module's own weights, so that one member is exactly
+    the base model; the others are re-initialised layer by layer.
+    """
+
+    model: Model
+    likelihood: Likelihood
+    device: torch.device
+    names: frozenset[str]
+
+    def __call__(self, chain: int, generator: torch.Generator) -> Tensors:
+        seed = draw_seed(generator)
+        if not isinstance(self.model, nn.Module):
+            module = build(self.model, seed)
+        elif chain == 0:
+            module = self.model
+        else:
+            module = reinitialised(self.model, seed)
+        tensors = tensors_of(self.likelihood.prepare(prepare(module)).to(self.device))
+        missing = self.names - tensors.keys()
+        if missing:
+            raise InputError(
+                f"The model factory builds different networks: {sorted(missing)[0]!r} is not always "
+                "there. It must build the same layers each time."
+            )
+        return {name: tensor for name, tensor in tensors.items() if name in self.names}
+
+
+def make_template(model: Model, likelihood: Likelihood, seed: int) -> nn.Module:
+    """The prepared module whose weights the members replace."""
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise InputError(
+            f"The model must be an nn.Module or a function that builds one, got {type(model).__name__}."
+        )
+    module = model if isinstance(model, nn.Module) else build(model, derive_seed(seed, "template"))
+    if not trainable_names(module):
+        raise InputError("The model has no trainable parameters: nothing can be fitted.")
+    return likelihood.prepare(prepare(module))
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one training pass through a copy of the template shows."""
+
+    outputs: Tree
+    changed: frozenset[str]
+    uses_global_random: bool
+
+
+def probe(template: nn.Module, inputs: Tree) -> Probe:
+    """Run the template once in training mode, on a copy, and see what it does.
+
+    A buffer that changes (running statistics) belongs to each member; one that does not is a
+    constant of the template.
+    """
+    trial = copy.deepcopy(template).train()
+    before = {name: tensor.clone() for name, tensor in tensors_of(trial).items()}
+    with global_seed(0), torch.no_grad():
+        states = _random_states()
+        try:
+            outputs = trial(**inputs) if isinstance(inputs, dict) else trial(*_arguments(inputs))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            shapes = map_tree(lambda t: f"{list(t.shape)} {t.dtype}", inputs)
+            raise InputError(
+                f"The network cannot run on a batch of the data, inputs {shapes}: {error}"
+            ) from error
+        uses_global_random = any(
+            not torch.equal(a, b) for a, b in zip(states, _random_states(), strict=True)
+        )
+    after = tensors_of(trial)
+    changed = frozenset(name for name in before if not torch.equal(before[name], after[name]))
+    return Probe(outputs, changed, uses_global_random)
+
+
+def _random_states() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    return states + (torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+
+
+def _arguments(inputs: Tree) -> tuple:
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+
+
+def own_names(model: Model, template: nn.Module, changed: frozenset[str], seed: int) -> frozenset[str]:
+    """Names of the tensors that every member owns: trained, changed by a pass, or drawn by the factory."""
+    names = trainable_names(template) | changed | frozenset(seed_buffers(template))
+    if isinstance(model, nn.Module):
+        return names
+    first, second = (tensors_of(prepare(build(model, derive_seed(seed, n)))) for n in ("a", "b"))
+    prefix = "" if first.keys() <= tensors_of(template).keys() else "network."
+    drawn = {
+        prefix + name
+        for name in first.keys() & second.keys()
+        if not torch.equal(first[name], second[name])
+    }
+    return names | drawn

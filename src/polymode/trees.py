@@ -1,0 +1,41 @@
+"""Trees of tensors: a tensor, or a tuple, list or dictionary of trees."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from polymode.errors import InputError
+
+Tree = Any
+
+
+def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply ``function`` to each tensor of ``tree``, beside the same place of the others."""
+    if isinstance(tree, Tensor):
+        return function(tree, *others)
+    if isinstance(tree, dict):
+        return {
+            key: map_tree(function, value, *(other[key] for other in others))
+            for key, value in tree.items()
+        }
+    if isinstance(tree, tuple | list):
+        return type(tree)(map_tree(function, *parts) for parts in zip(tree, *others, strict=True))
+    raise InputError(
+        f"Expected a tensor or a tuple, list or dictionary of tensors, got {type(tree).__name__}."
+    )
+
+
+def leaves(tree: Tree) -> Iterator[Tensor]:
+    """Yield the tensors of a tree in order."""
+    found: list[Tensor] = []
+    map_tree(found.append, tree)
+    yield from found
+
+
+def length(tree: Tree) -> int:
+    """Length of the first axis, which all tensors of the tree must share."""
+    lengths = {leaf.shape[0] if leaf.ndim else None for leaf in leaves(tree)}
+    if len(lengths) != 1 or None in lengths:
+        raise InputError(f"Tensors that belong together differ in length: {sorted(map(str, lengths))}.")
+    return lengths.pop()  # type: ignore[return-value]  # None is excluded above

@@ -1,6 +1,6 @@
 """polymode: one network's opinion is not enough. Ensembles and Bayesian posteriors on PyTorch."""
 
-from polymode import likelihoods, methods, metrics, models, priors, schedules
+from polymode import errors, likelihoods, methods, metrics, models, priors, schedules
 from polymode._version import __version__
 from polymode.data import ArrayData, LoaderData
 from polymode.evaluation import evaluate
@@ -32,6 +32,7 @@ __all__ = [
     "State",
     "TemperatureScaling",
     "__version__",
+    "errors",
     "evaluate",
     "fit",
     "forward_members",

@@ -19,9 +19,9 @@ from polymode.predictive import (
     BernoulliPredictive,
     CategoricalPredictive,
     GaussianPredictive,
-    entropy,
     gaussian_log_prob,
     mixture_quantiles,
+    softmax_and_entropy,
 )
 from polymode.trees import Tree
 
@@ -32,6 +32,7 @@ class Likelihood(ABC):
 
     kind: ClassVar[str]
     squared_errors: ClassVar[bool] = False
+    per_token: ClassVar[bool] = False  # each entry of the targets is an observation of its own
     output: str | None = None
 
     def read(self, outputs: Tree) -> Tree:
@@ -57,8 +58,15 @@ class Likelihood(ABC):
         return module
 
     @abstractmethod
+    def terms(self, outputs: Tree, targets: Tensor) -> Tensor:
+        """Log-likelihood terms [B, ...] that add up to the observations'; ignored ones give 0."""
+
     def log_prob(self, outputs: Tree, targets: Tensor) -> Tensor:
-        """Log-likelihood of each observation, [B, ...]; ignored observations give 0."""
+        """Log-likelihood of each observation: [B], or [B, T] per token."""
+        terms = self.terms(outputs, targets)
+        if terms.ndim == 1 or self.per_token:
+            return terms
+        return terms.flatten(1).sum(1)
 
     def num_observations(self, targets: Tensor) -> Tensor | int:
         """Number of observations among the targets (tokens that are not ignored, else examples)."""
@@ -81,10 +89,10 @@ class Likelihood(ABC):
 
     def mean_loss(self, outputs: Tree, targets: Tensor, weights: Tensor | None) -> Tensor:
         """−Σ_n w_n log p(y_n | x_n) / n_obs: the mean over the batch's observations, a scalar."""
-        log_prob = self.log_prob(outputs, targets)
+        terms = self.terms(outputs, targets)
         if weights is not None:
-            log_prob = log_prob * weights.reshape(-1, *[1] * (log_prob.ndim - 1))
-        return -log_prob.sum() / self.num_observations(targets)
+            terms = terms * weights.reshape(-1, *[1] * (terms.ndim - 1))
+        return terms.sum() * (-1 / self.num_observations(targets))
 
     def config(self) -> dict:
         """The kind and options, as JSON values."""
@@ -111,6 +119,7 @@ class Categorical(Likelihood):
     """
 
     kind: ClassVar[str] = "categorical"
+    per_token: ClassVar[bool] = True
     ignore_index: int | None = None
 
     def _ignored(self, targets: Tensor) -> Tensor:
@@ -123,7 +132,7 @@ class Categorical(Likelihood):
             return targets.numel()
         return (~self._ignored(targets)).sum().clamp(min=1)
 
-    def log_prob(self, outputs: Tree, targets: Tensor) -> Tensor:
+    def terms(self, outputs: Tree, targets: Tensor) -> Tensor:
         logits = self.read(outputs).movedim(-1, 1)
         ignored = -100 if self.ignore_index is None else self.ignore_index
         return -F.cross_entropy(logits, targets, reduction="none", ignore_index=ignored)
@@ -174,9 +183,9 @@ class _CategoricalAccumulator(Accumulator):
         self.likelihood = likelihood
 
     def update(self, outputs: Tree, weights: Tensor, rows: slice) -> None:
-        probabilities = self.likelihood.read(outputs).softmax(-1)
+        probabilities, entropies = softmax_and_entropy(self.likelihood.read(outputs))
         self.add("mean", weights, probabilities, rows)
-        self.add("entropy", weights, entropy(probabilities), rows)
+        self.add("entropy", weights, entropies, rows)
         self.count(weights, rows)
 
     def result(self) -> CategoricalPredictive:
@@ -195,12 +204,11 @@ class Bernoulli(Likelihood):
     def _logits(self, outputs: Tree, targets: Tensor) -> Tensor:
         return _match_trailing_one(self.read(outputs), targets)
 
-    def log_prob(self, outputs: Tree, targets: Tensor) -> Tensor:
+    def terms(self, outputs: Tree, targets: Tensor) -> Tensor:
         logits = self._logits(outputs, targets)
-        log_prob = -F.binary_cross_entropy_with_logits(
+        return -F.binary_cross_entropy_with_logits(
             logits, targets.to(logits.dtype), reduction="none"
         )
-        return log_prob.flatten(1).sum(1) if log_prob.ndim > 1 else log_prob
 
     def errors(self, outputs: Tree, targets: Tensor) -> Tensor:
         wrong = ((self._logits(outputs, targets) > 0) != (targets > 0.5)).float()
@@ -245,16 +253,16 @@ class _Gaussian(Likelihood):
     squared_errors: ClassVar[bool] = True
 
     @abstractmethod
-    def moments(self, outputs: Tree) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation, of the same shape, of one or many members."""
+    def moments(self, outputs: Tree) -> tuple[Tensor, Tensor | float]:
+        """Mean, and standard deviation of the same shape (or one number), of one or many members."""
 
-    def _moments_like(self, outputs: Tree, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _moments_like(self, outputs: Tree, targets: Tensor) -> tuple[Tensor, Tensor | float]:
         mean, std = self.moments(outputs)
-        return _match_trailing_one(mean, targets), _match_trailing_one(std, targets)
+        std = _match_trailing_one(std, targets) if isinstance(std, Tensor) else std
+        return _match_trailing_one(mean, targets), std
 
-    def log_prob(self, outputs: Tree, targets: Tensor) -> Tensor:
-        log_prob = gaussian_log_prob(targets, *self._moments_like(outputs, targets))
-        return log_prob.flatten(1).sum(1) if log_prob.ndim > 1 else log_prob
+    def terms(self, outputs: Tree, targets: Tensor) -> Tensor:
+        return gaussian_log_prob(targets, *self._moments_like(outputs, targets))
 
     def errors(self, outputs: Tree, targets: Tensor) -> Tensor:
         squares = (self._moments_like(outputs, targets)[0] - targets).square()
@@ -268,9 +276,7 @@ class _Gaussian(Likelihood):
         _check_finite(targets)
 
     def check_outputs(self, outputs: Tree, targets: Tensor) -> None:
-        mean, std = self._moments_like(outputs, targets)
-        _check_same_shape(type(self).__name__, mean, targets)
-        _check_same_shape(type(self).__name__, std, targets)
+        _check_same_shape(type(self).__name__, self._moments_like(outputs, targets)[0], targets)
 
     def accumulator(self, num_points: int) -> Accumulator:
         return _GaussianAccumulator(self, num_points)
@@ -284,6 +290,7 @@ class _GaussianAccumulator(Accumulator):
 
     def update(self, outputs: Tree, weights: Tensor, rows: slice) -> None:
         mean, std = self.likelihood.moments(outputs)
+        std = std if isinstance(std, Tensor) else torch.full_like(mean, std)
         if self.centre is None:
             self.centre = mean.new_zeros(self.num_points, *mean.shape[2:], dtype=torch.float64)
         if not bool(self.total[rows].any()):
@@ -320,9 +327,8 @@ class FixedGaussian(_Gaussian):
         if not self.std > 0:
             raise InputError(f"FixedGaussian(std=...) must be positive, got {self.std}.")
 
-    def moments(self, outputs: Tree) -> tuple[Tensor, Tensor]:
-        mean = self.read(outputs)
-        return mean, torch.full_like(mean, self.std)
+    def moments(self, outputs: Tree) -> tuple[Tensor, float]:
+        return self.read(outputs), self.std
 
 
 @dataclass(frozen=True)
@@ -430,5 +436,6 @@ def quantiles_of(
     if not isinstance(likelihood, _Gaussian):
         raise InputError(f"Quantiles need a Gaussian likelihood, this one is {likelihood.kind!r}.")
     means, stds = likelihood.moments(outputs)
+    stds = stds if isinstance(stds, Tensor) else torch.full_like(means, stds)
     weights = weights / weights.sum()
     return mixture_quantiles(means, stds, weights, torch.as_tensor(levels, device=means.device))

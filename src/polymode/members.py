@@ -8,6 +8,7 @@ one data set: nothing is ever shared or averaged across groups.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -156,12 +157,32 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
+# Tied names of each module seen: looking for ties on every call would cost more than a small network.
+_TIES: "WeakKeyDictionary[nn.Module, list[tuple[str, str]]]" = WeakKeyDictionary()
+
+
+def _ties(module: nn.Module) -> list[tuple[str, str]]:
+    """Pairs (other name, first name) of tensors that a module holds under several names."""
+    if module not in _TIES:
+        first: dict[int, str] = {}
+        pairs = []
+        for named in (module.named_parameters, module.named_buffers):
+            for name, tensor in named(remove_duplicate=False):
+                if first.setdefault(id(tensor), name) != name:
+                    pairs.append((name, first[id(tensor)]))
+        _TIES[module] = pairs
+    return _TIES[module]
+
+
 def call_module(module: nn.Module, weights: Tensors, inputs: Tree) -> Tree:
     """Call ``module`` with other weights: a tuple is passed as ``*args``, a dictionary as ``**kwargs``."""
+    for name, first in _ties(module):
+        if first in weights:
+            weights = weights | {name: weights[first]}
     if isinstance(inputs, dict):
-        return functional_call(module, weights, (), inputs)
+        return functional_call(module, weights, (), inputs, tie_weights=False)
     arguments = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    return functional_call(module, weights, arguments)
+    return functional_call(module, weights, arguments, tie_weights=False)
 
 
 def map_members(
@@ -198,29 +219,52 @@ def _loop(function: Callable, members: Members, own: Tree, of_group: Tree) -> An
 
 
 def _vmap(function: Callable, members: Members, own: Tree, of_group: Tree) -> Any:
-    def one_member(stacked: Tensors, own: Tree, shared: Tensors, of_group: Tree) -> Any:
+    size, groups = members.group_size, members.num_groups
+    of_member, rebuild_member = _flattened((members.stacked, own))
+    of_chain, rebuild_chain = _flattened((members.shared, of_group))
+
+    def one_member(*tensors: Tensor) -> Any:
+        stacked, own = rebuild_member(tensors[: len(of_member)])
+        shared, of_group = rebuild_chain(tensors[len(of_member) :])
         return function(shared | stacked, own, of_group)
 
-    stacked, shared = members.stacked, members.shared
     try:
-        if members.group_size == 1:
-            return vmap(one_member, randomness="error")(stacked, own, shared, of_group)
+        if size == 1:
+            return vmap(one_member, randomness="error")(*of_member, *of_chain)
         # What a group shares is not mapped inside it: vmap folds such a layer into one large batch
         # and computes everything before the first stacked layer once.
-        one_group = vmap(one_member, in_dims=(0, 0, None, None), randomness="error")
-        if members.num_groups == 1:
-            first = lambda tree: map_tree(lambda t: t[0], tree)  # noqa: E731
-            return one_group(stacked, own, first(shared), first(of_group))
-        fold = lambda t: t.unflatten(0, (members.num_groups, members.group_size))  # noqa: E731
-        outputs = vmap(one_group, randomness="error")(
-            map_tree(fold, stacked), map_tree(fold, own), shared, of_group
-        )
+        in_dims = (0,) * len(of_member) + (None,) * len(of_chain)
+        one_group = vmap(one_member, in_dims=in_dims, randomness="error")
+        if groups == 1:
+            return one_group(*of_member, *(t[0] for t in of_chain))
+        folded = [t.unflatten(0, (groups, size)) for t in of_member]
+        outputs = vmap(one_group, randomness="error")(*folded, *of_chain)
         return map_tree(lambda t: t.flatten(0, 1), outputs)
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         raise CannotVectorise(
             f"The vmap backend cannot run this module: {str(error).splitlines()[0]} "
             "Use backend='loop', or backend='auto' to let a measurement choose."
         ) from error
+
+
+def _flattened(tree: Tree) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tree]]:
+    """The tensors of a tree as a list, and the way back; vmap's own flattening is far slower."""
+    tensors: list[Tensor] = []
+
+    def number(tensor: Tensor) -> int:
+        tensors.append(tensor)
+        return len(tensors) - 1
+
+    places = map_tree(number, tree)
+
+    def rebuild(values: Sequence[Tensor], places: Tree = places) -> Tree:
+        if isinstance(places, int):
+            return values[places]
+        if isinstance(places, dict):
+            return {key: rebuild(values, place) for key, place in places.items()}
+        return type(places)(rebuild(values, place) for place in places)
+
+    return tensors, rebuild
 
 
 def forward_members(
@@ -242,7 +286,7 @@ def forward_members(
     """
     offset = {
         name: torch.full_like(buffer, first_example)
-        for name, buffer in module.named_buffers()
+        for name, buffer in (module.named_buffers() if first_example else ())
         if name.endswith("first_example")
     }
     if inputs_have_members:
@@ -253,13 +297,13 @@ def forward_members(
                 f"{members.num_members} members."
             )
         return map_members(
-            lambda weights, own, _: call_module(module, offset | weights, own),
+            lambda weights, own, _: call_module(module, weights | offset, own),
             members,
             inputs,
             backend=backend,
         )
     return map_members(
-        lambda weights, _, __: call_module(module, offset | weights, inputs),
+        lambda weights, _, __: call_module(module, weights | offset, inputs),
         members,
         backend=backend,
     )

@@ -30,7 +30,15 @@ def global_seed(seed: int) -> Iterator[None]:
     Code of the user's that draws from the global state (a model factory, ``F.dropout``) is the
     only reason to touch it.
     """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
+    cuda = torch.cuda.is_initialized()
+    saved, saved_cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if cuda else []
+    # torch.manual_seed would also queue a call for every kind of device that is not initialised.
+    torch.default_generator.manual_seed(seed)
+    if cuda:
+        torch.cuda.manual_seed_all(seed)
+    try:
         yield
+    finally:
+        torch.set_rng_state(saved)
+        if cuda:
+            torch.cuda.set_rng_state_all(saved_cuda)

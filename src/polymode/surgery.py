@@ -25,20 +25,25 @@ NORMALISATIONS = (
 
 
 def prepare(module: nn.Module) -> nn.Module:
-    """Copy a module and exchange its dropout layers for replayable ones.
+    """Copy a module and exchange its dropout layers for replayable ones; see ``prepare_in_place``."""
+    return prepare_in_place(copy.deepcopy(module))
+
+
+def prepare_in_place(module: nn.Module) -> nn.Module:
+    """Exchange the dropout layers of a module that is ours to change.
 
     Names of parameters and buffers stay as they are; each dropout layer gains a ``seed`` buffer.
     Convolution kernels are laid out ``channels_last``, which CPU and GPU kernels prefer.
     """
-    prepared = copy.deepcopy(module)
-    for layer, (parent, name, child) in enumerate(_children_of_type(prepared, nn.Dropout)):
-        setattr(parent, name, SeededDropout(child.p, layer))
+    device = next((parameter.device for parameter in module.parameters()), None)
     channelwise = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-    for layer, (parent, name, child) in enumerate(_children_of_type(prepared, *channelwise), 10_000):
-        setattr(parent, name, SeededDropout(child.p, layer, channels=True))
-    if has_convolutions(prepared):
-        prepared.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return prepared.to(next(iter(module.parameters())).device) if _has_parameters(module) else prepared
+    found = _children_of_type(module, nn.Dropout, *channelwise)
+    for layer, (parent, name, child) in enumerate(found):
+        seeded = SeededDropout(child.p, layer, channels=type(child) in channelwise)
+        setattr(parent, name, seeded.to(device))
+    if has_convolutions(module):
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return module
 
 
 def _children_of_type(
@@ -50,10 +55,6 @@ def _children_of_type(
         for name, child in parent.named_children()
         if type(child) in types
     ]
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
 
 
 def has_convolutions(module: nn.Module) -> bool:

@@ -33,9 +33,16 @@ class Network:
     likelihood: Likelihood
     backend: Backend = "loop"
 
+    channels_last: bool = field(init=False)
+
     def __post_init__(self) -> None:
         self.module.requires_grad_(False)
         self.module.eval()
+        object.__setattr__(self, "channels_last", has_convolutions(self.module))
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
 
     @property
     def fingerprint(self) -> dict[str, list]:
@@ -46,8 +53,8 @@ class Network:
         }
 
     def arrange(self, inputs: Tree) -> Tree:
-        """Bring inputs to the memory format the convolutions prefer."""
-        if not has_convolutions(self.module):
+        """Bring inputs [B, ...] to the memory format that convolutions prefer."""
+        if not self.channels_last:
             return inputs
         return map_tree(
             lambda x: x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x, inputs
@@ -129,7 +136,7 @@ class Posterior(ABC):
         Members are the outer loop, so that a draw is made once and never kept.
         """
         num_points = length(inputs)
-        device = next(iter(tensors_of(self.network.module).values())).device
+        device = self.network.device
         with torch.no_grad():
             for block in self.draw(num_members, generator):
                 block = block.to(device)

@@ -1,6 +1,7 @@
 """A finite set of networks, in memory or in files that are read when they are drawn."""
 
 import copy
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,6 +66,8 @@ def _rows(block: Block, start: int, stop: int) -> Members:
     """Some members of one group."""
     if isinstance(block, StoredMembers):
         return block.rows(start, stop)
+    if (start, stop) == (0, block.num_members):
+        return block
     return Members(
         {name: tensor[start:stop] for name, tensor in block.stacked.items()},
         block.shared,
@@ -137,7 +140,7 @@ class Particles(Posterior):
         self.check_num_members(num_members)
         total = self.num_members
         count = total if num_members is None else num_members
-        wanted = {(index * total) // count for index in range(count)}
+        wanted = [(index * total) // count for index in range(count)]
         gathered: list[Members] = []
         for part in self._parts(wanted):
             size = sum(p.num_bytes for p in gathered) + part.num_bytes
@@ -148,12 +151,14 @@ class Particles(Posterior):
             gathered.append(part)
         yield _side_by_side(gathered)
 
-    def _parts(self, wanted: set[int]) -> Iterator[Members]:
+    def _parts(self, wanted: list[int]) -> Iterator[Members]:
         """Yield the wanted members in runs small enough for a block."""
         first = 0
         for block in self.blocks:
-            inside = sorted(i - first for i in wanted if first <= i < first + block.num_members)
-            first += block.num_members
+            stop = first + block.num_members
+            inside = wanted[bisect_left(wanted, first) : bisect_left(wanted, stop)]
+            inside = [index - first for index in inside]
+            first = stop
             for start, stop in _runs(inside, BLOCK_MEMBERS):
                 yield _rows(block, start, stop)
 
@@ -191,7 +196,7 @@ class Particles(Posterior):
 
 def _side_by_side(parts: Sequence[Members]) -> Members:
     """Join members into one group: a draw is a set of networks, whatever chains they came from."""
-    joined = concatenate(parts)
+    joined = parts[0] if len(parts) == 1 else concatenate(parts)
     return joined if joined.shared else replace(joined, num_groups=1)
 
 

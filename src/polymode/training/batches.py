@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -101,6 +102,7 @@ class Batches:
         full, rest = divmod(num_examples, self.batch_size)
         return full + (1 if rest and not self.drop_last else 0)
 
+    @cached_property
     def cohorts(self) -> list[slice]:
         """Groups with the same number of minibatches in an epoch, as slices."""
         counts = [self.num_minibatches(group.num_examples) for group in self.groups]
@@ -123,17 +125,17 @@ class Batches:
             for round_ in plan:
                 for pieces in round_:
                     for groups, start, size in pieces:
-                        rows = slice(0, 1) if self._one_order(groups) else groups
+                        rows = slice(0, 1) if self.one_order else groups
                         yield orders[rows, start : start + size].flatten()
 
         stream = self.source.stream(indices())
         for round_ in plan:
             yield [self._batch(pieces, stream) for pieces in round_]
 
-    def _one_order(self, groups: slice) -> bool:
-        """Whether the groups of a piece all see the same examples."""
-        data_sets = {group.data_set for group in self.groups[groups]}
-        return self.shared_order and len(data_sets) == 1 and len({g.data_set for g in self.groups}) == 1
+    @cached_property
+    def one_order(self) -> bool:
+        """Whether all groups see the same examples, so that batches carry no group axis."""
+        return self.shared_order and len({group.data_set for group in self.groups}) == 1
 
     def _plan(self, batches: int | Literal["full"]) -> list[list[list[tuple[slice, int, int]]]]:
         """Rounds of minibatches of pieces (groups, first row, number of rows)."""
@@ -180,7 +182,7 @@ class Batches:
                     f"The data ended before row {start}, although num_examples says there are "
                     f"{self.groups[groups.start].num_examples}. Correct num_examples."
                 )
-            has_groups = not self._one_order(groups)
+            has_groups = not self.one_order
             count = groups.stop - groups.start
             if has_groups:
                 examples = examples.map(lambda t, n=count, size=size: t.unflatten(0, (n, size)))
@@ -188,7 +190,7 @@ class Batches:
                 Piece(groups, examples.inputs, examples.targets, examples.weights, has_groups)
             )
         last = pieces[-1][0].stop
-        active = [number for number, cohort in enumerate(self.cohorts()) if cohort.start < last]
+        active = [number for number, cohort in enumerate(self.cohorts) if cohort.start < last]
         return Batch(made, active)
 
 

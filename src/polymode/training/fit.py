@@ -283,8 +283,7 @@ class _Run:
         self.seconds = 0.0
         self.history: list[dict[str, Any]] = []
         self.record: dict[str, Any] = {}
-        self.loss_sums = torch.zeros(self.state.members.num_members, dtype=torch.float64)
-        self.loss_counts = torch.zeros_like(self.loss_sums)
+        self.losses: list[Tensor] = []  # of the epoch's steps so far, [M] each
 
     def _check_data(self, template: nn.Module) -> Any:
         seen = None
@@ -296,7 +295,23 @@ class _Run:
             targets = data.targets if isinstance(data, ArrayData) else examples.targets
             self.likelihood.check_targets(targets.to(self.device), seen_now.outputs)
             self.example_outputs = seen_now.outputs
+        for data in self.sources:
+            self._check_leftover(template, data)
         return seen
+
+    def _check_leftover(self, template: nn.Module, data: Data) -> None:
+        """A last batch of one example is where BatchNorm fails, an epoch into the training."""
+        if data.drop_last or data.num_examples % data.batch_size != 1 or not data.replayable:
+            return
+        examples = next(iter(data.in_order(1))).map(lambda t: t.to(self.device))
+        try:
+            probe(template, examples.inputs)
+        except InputError as error:
+            raise InputError(
+                f"The last batch of an epoch has one example ({data.num_examples} examples in batches "
+                f"of {data.batch_size}), and the network cannot train on one: {error.__cause__} "
+                "Pass drop_last=True or another batch_size."
+            ) from error
 
     def _num_observations(self, data: Data) -> int:
         if isinstance(data, ArrayData):
@@ -358,12 +373,16 @@ class _Run:
             best = float("inf")
             for repeat in range(repeats + 1):
                 began = time.perf_counter()
-                phase.step(self.state, rounds, phase.objective)
+                with warnings.catch_warnings():
+                    # vmap remarks on operations that it runs slowly: this very measurement decides.
+                    warnings.filterwarnings("ignore", "There is a performance drop")
+                    phase.step(self.state, rounds, phase.objective)
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
                 elapsed = time.perf_counter() - began
-                best = min(best, elapsed) if repeat or elapsed > 1 else best
-                if elapsed > 1:
+                slow = elapsed > 0.1  # then a cold first call tells enough
+                best = min(best, elapsed) if repeat or slow else best
+                if slow:
                     break
             return best
         except NonFiniteLoss:
@@ -386,7 +405,7 @@ class _Run:
         return "vmap"
 
     def _build_optimizers(self, phase: Phase) -> None:
-        cohorts = self.batches.cohorts()
+        cohorts = self.batches.cohorts
         members = self.state.members
         optimizers = dict(self.state.optimizers) if phase.carry_optimizers else {}
         for name, spec in phase.optimizers.items():
@@ -423,7 +442,7 @@ class _Run:
     def _train_epoch(self, phase: Phase):
         position = self.position
         self.problem.network.module.train()
-        cohorts = self.batches.cohorts()
+        cohorts = self.batches.cohorts
         per_epoch = [self.batches.steps_per_epoch(cohort, phase.batches) for cohort in cohorts]
         for rounds in self._rounds(phase, position.epochs_done, position.step):
             factors = [
@@ -443,9 +462,7 @@ class _Run:
                 losses = phase.step(self.state, rounds, phase.objective)
             except NonFiniteLoss as error:
                 raise self._located(error, phase) from None
-            active = losses.isnan().logical_not_()
-            self.loss_sums += torch.where(active, losses, 0.0).double().cpu()
-            self.loss_counts += active.cpu()
+            self.losses.append(losses)
             position.step += 1
             yield None
 
@@ -462,7 +479,7 @@ class _Run:
             if checked:
                 self.likelihood.check_targets(targets, self.example_outputs)
             inputs = map_tree(move, piece.inputs)
-            if piece.has_groups:
+            if piece.has_groups and self.problem.network.channels_last:
                 flat = map_tree(lambda t: t.flatten(0, 1), inputs)
                 count = piece.groups.stop - piece.groups.start
                 arranged = self.problem.network.arrange(flat)
@@ -486,9 +503,8 @@ class _Run:
             scores = validate(self.state, phase.objective, self.batches, self.validation)
             if phase.keep is not None and position.epoch >= phase.keep.from_epoch:
                 self._keep_better(phase.keep, scores[phase.keep.criterion])
-        losses = (self.loss_sums / self.loss_counts.clamp(min=1)).float()
-        self.loss_sums.zero_()
-        self.loss_counts.zero_()
+        losses = torch.stack(self.losses).nanmean(0).cpu()
+        self.losses.clear()
         self.history.append(
             {"phase": phase.name, "epoch": position.epoch, "loss": losses.mean().item()}
             | {f"validation_{name}": score.mean().item() for name, score in scores.items()}
@@ -608,8 +624,7 @@ class _Run:
                 "shared": state.best.shared,
                 "scores": state.best_scores,
             },
-            "loss_sums": self.loss_sums,
-            "loss_counts": self.loss_counts,
+            "losses": self.losses,
             "record": self.record,
             "history": self.history,
             "seconds": self.seconds,
@@ -631,7 +646,7 @@ class _Run:
         state.finished.restore(content["num_finished"], members.num_groups, members.group_size)
         self.record, self.history = content["record"], content["history"]
         self.seconds = content["seconds"]
-        self.loss_sums, self.loss_counts = content["loss_sums"], content["loss_counts"]
+        self.losses = content["losses"]
         self.execution.backend = self.record["backend"]
         if self.position.entered:
             self._build_optimizers(self.phases[self.position.phase])

@@ -173,7 +173,7 @@ def descend(state: State, batches: Sequence[Batch], objective: Objective) -> Ten
         losses, gradients = objective.losses_and_gradients(state, batch)
         optimizer.step(gradients.stacked, batch.cohorts)
         return losses
-    losses = torch.full((state.members.num_members,), torch.nan)
+    losses = torch.full((state.members.num_members,), torch.nan, device=objective.execution.device)
 
     def evaluate(row: int) -> tuple[Tensor, Tensors]:
         each, gradients = objective.losses_and_gradients(state, batch.only(row))

@@ -76,7 +76,7 @@ class Objective:
                 self.network.module, self.realised(weights, own), examples["inputs"]
             )
         loss = self.network.likelihood.mean_loss(
-            map_tree(lambda t: t.float() if t.dtype == torch.bfloat16 else t, outputs),
+            outputs if self.execution.precision == "full" else map_tree(Tensor.float, outputs),
             examples["targets"],
             examples.get("weights"),
         )
@@ -101,26 +101,28 @@ class Objective:
         """
         self._advance_noise(state)
         members = state.members
-        losses = torch.full((members.num_members,), torch.nan, device=self.execution.device)
         whole = slice(0, members.num_groups)
         complete = member is None and len(batch.pieces) == 1 and batch.pieces[0].groups == whole
+        losses: Tensor | None = None
         gathered: Gradients | None = None
         for piece in batch.pieces:
-            part = members.groups(piece.groups, member)
+            part = members if complete else members.groups(piece.groups, member)
             rows = members.rows(piece.groups, member)
             own = {name: tensor[rows] for name, tensor in state.own.items()}
             part_losses, part_gradients = self._evaluate(part, own, piece, state.noise[rows])
-            losses[rows] = part_losses
             _check_finite(part_losses, part)
             state.gradient_examples[piece.groups] += piece.batch_size * part.group_size
             if complete:
-                return losses, part_gradients
-            gathered = gathered or self._empty(members)
+                return part_losses, part_gradients
+            if losses is None or gathered is None:
+                losses = part_losses.new_full((members.num_members,), torch.nan)
+                gathered = self._empty(members)
+            losses[rows] = part_losses
             for name, tensor in part_gradients.stacked.items():
                 gathered.stacked[name][rows] = tensor
             for name, tensor in part_gradients.shared.items():
                 gathered.shared[name][piece.groups] = tensor
-        assert gathered is not None
+        assert losses is not None and gathered is not None
         return losses, gathered
 
     def _empty(self, members: Members) -> Gradients:
@@ -130,7 +132,8 @@ class Objective:
         )
 
     def _advance_noise(self, state: "State") -> None:
-        state.noise.mul_(_MULTIPLIER).add_(_INCREMENT)
+        if self._seeds or self.execution.uses_global_random:
+            state.noise.mul_(_MULTIPLIER).add_(_INCREMENT)
         for name in self._seeds:
             state.members.stacked[name].copy_(state.noise)
 

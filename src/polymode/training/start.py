@@ -14,6 +14,7 @@ from polymode.surgery import (
     Model,
     build,
     prepare,
+    prepare_in_place,
     reinitialised,
     seed_buffers,
     tensors_of,
@@ -38,12 +39,12 @@ class Start:
     def __call__(self, chain: int, generator: torch.Generator) -> Tensors:
         seed = draw_seed(generator)
         if not isinstance(self.model, nn.Module):
-            module = build(self.model, seed)
+            module = prepare_in_place(build(self.model, seed))
         elif chain == 0:
-            module = self.model
+            module = prepare(self.model)
         else:
-            module = reinitialised(self.model, seed)
-        tensors = tensors_of(self.likelihood.prepare(prepare(module)).to(self.device))
+            module = prepare_in_place(reinitialised(self.model, seed))
+        tensors = tensors_of(self.likelihood.prepare(module).to(self.device))
         missing = self.names - tensors.keys()
         if missing:
             raise InputError(
@@ -113,7 +114,7 @@ def own_names(model: Model, template: nn.Module, changed: frozenset[str], seed: 
     names = trainable_names(template) | changed | frozenset(seed_buffers(template))
     if isinstance(model, nn.Module):
         return names
-    first, second = (tensors_of(prepare(build(model, derive_seed(seed, n)))) for n in ("a", "b"))
+    first, second = (tensors_of(prepare_in_place(build(model, derive_seed(seed, n)))) for n in ("a", "b"))
     prefix = "" if first.keys() <= tensors_of(template).keys() else "network."
     drawn = {
         prefix + name

@@ -1,0 +1,351 @@
+"""Time polymode beside plain PyTorch, in one run, as ratios.
+
+    python benchmarks/run.py                 # all cases, about six minutes on two cores
+    python benchmarks/run.py --cases mlp10   # some of them
+    python benchmarks/run.py --json out.json # also as JSON
+
+Every case runs its contenders in turn, several times over, and reports each one's best time; times on
+shared hardware vary, ratios of neighbours less so. Peak memory is that of a fresh process which runs one
+contender once, above what importing and building the data takes.
+"""
+
+import argparse
+import copy
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import polymode as pm
+from polymode.posteriors.base import Network
+
+Contenders = dict[str, Callable[[], None]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job done by several contenders; goals are least ratios (contender's time / polymode's)."""
+
+    title: str
+    build: Callable[[], Contenders]
+    goals: dict[str, float]
+    repeats: int = 3
+    flops: Callable[[], float] | None = None  # of the whole job, for the arithmetic limit
+
+
+# --- the ordinary loops ------------------------------------------------------------------------
+
+
+def train_alone(module, batches, loss, epochs, optimizer=None) -> None:
+    """The loop everybody writes."""
+    optimizer = optimizer or torch.optim.Adam(module.parameters())
+    module.train()
+    for _ in range(epochs):
+        for x, y in batches():
+            optimizer.zero_grad()
+            loss(module(x), y).backward()
+            optimizer.step()
+
+
+def in_memory_batches(x, y, batch_size):
+    def batches():
+        order = torch.randperm(len(x))
+        for start in range(0, len(x), batch_size):
+            rows = order[start : start + batch_size]
+            yield x[rows], y[rows]
+
+    return batches
+
+
+def silent_fit(method, model, data, likelihood, epochs, **options):
+    return pm.fit(
+        method, model, data, likelihood=likelihood, epochs=epochs, progress=False, **options
+    )
+
+
+# --- MLPs --------------------------------------------------------------------------------------
+
+
+def mlp_case(num_members: int, epochs: int, *, with_loader: bool) -> Callable[[], Contenders]:
+    def build() -> Contenders:
+        torch.manual_seed(0)
+        x, y = torch.randn(10_000, 20), torch.randn(10_000, 1)
+
+        def factory():
+            return pm.models.MLP(20, 1, (50,))
+
+        likelihood = pm.likelihoods.FixedGaussian(std=1.0)
+
+        def ours():
+            data = pm.ArrayData(x, y, batch_size=100)
+            silent_fit(pm.methods.DeepEnsemble(num_members), factory, data, likelihood, epochs)
+
+        def loop(batches):
+            def run():
+                for _ in range(num_members):
+                    train_alone(factory(), batches, F.mse_loss, epochs)
+
+            return run
+
+        contenders = {"polymode": ours, "loop, in-memory batches": loop(in_memory_batches(x, y, 100))}
+        if with_loader:
+            loader = DataLoader(TensorDataset(x, y), batch_size=100, shuffle=True)
+            contenders["loop, DataLoader"] = loop(lambda: loader)
+        return contenders
+
+    return build
+
+
+def splits_case() -> Contenders:
+    """20 splits × 10 members of a UCI-size MLP (455 rows, 13 features, 50 units)."""
+    torch.manual_seed(0)
+    sets = [(torch.randn(455, 13), torch.randn(455, 1)) for _ in range(20)]
+    epochs = 20
+
+    def factory():
+        return pm.models.MLP(13, 1, (50,))
+
+    def ours():
+        data = [pm.ArrayData(x, y, batch_size=100) for x, y in sets]
+        likelihood = pm.likelihoods.FixedGaussian(std=1.0)
+        silent_fit(pm.methods.DeepEnsemble(10), factory, data, likelihood, epochs)
+
+    def loop():
+        for x, y in sets:
+            for _ in range(10):
+                train_alone(factory(), in_memory_batches(x, y, 100), F.mse_loss, epochs)
+
+    return {"polymode": ours, "loop, in-memory batches": loop}
+
+
+def prediction_case(num_points: int) -> Callable[[], Contenders]:
+    """S = 100 MLPs, the mean of their probabilities (polymode also gives the entropies)."""
+
+    def build() -> Contenders:
+        torch.manual_seed(0)
+        modules = [pm.models.MLP(20, 10, (50,)).eval() for _ in range(100)]
+        members = pm.stack([{n: t.detach() for n, t in m.state_dict().items()} for m in modules])
+        network = Network(copy.deepcopy(modules[0]), pm.likelihoods.Categorical(), "vmap")
+        posterior = pm.Particles(network, blocks=[members])
+        x = torch.randn(num_points, 20)
+
+        def ours():
+            for _ in range(50):
+                posterior.predict(x)
+
+        def loop():
+            for _ in range(50):
+                with torch.no_grad():
+                    torch.stack([module(x).softmax(-1) for module in modules]).mean(0)
+
+        return {"polymode": ours, "loop": loop}
+
+    return build
+
+
+# --- convolutional networks --------------------------------------------------------------------
+
+
+def convolution_case(
+    factory: Callable[[], nn.Module], num_members: int, num_images: int, epochs: int = 1
+) -> Callable[[], Contenders]:
+    def build() -> Contenders:
+        torch.manual_seed(0)
+        x, y = torch.randn(num_images, 3, 32, 32), torch.randint(10, (num_images,))
+        method = pm.methods.DeepEnsemble(
+            num_members, of=pm.methods.Single(optimizer=pm.Optimizer("SGD", lr=0.01, momentum=0.9))
+        )
+
+        def ours():
+            data = pm.ArrayData(x, y, batch_size=128)
+            silent_fit(method, factory, data, "categorical", epochs)
+
+        def loop(channels_last: bool):
+            def run():
+                images = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+                for _ in range(num_members):
+                    module = factory()
+                    if channels_last:
+                        module = module.to(memory_format=torch.channels_last)
+                    sgd = torch.optim.SGD(
+                        module.parameters(), lr=0.01, momentum=0.9, fused=channels_last or None
+                    )
+                    batches = in_memory_batches(images, y, 128)
+                    train_alone(module, batches, F.cross_entropy, epochs, sgd)
+
+            return run
+
+        return {"polymode": ours, "loop, NCHW": loop(False), "loop, by hand": loop(True)}
+
+    return build
+
+
+def convolution_flops(factory: Callable[[], nn.Module], num_examples: int) -> Callable[[], float]:
+    """Floating-point operations of training: forward, and twice as many backward."""
+
+    def count() -> float:
+        from torch.utils.flop_counter import FlopCounterMode
+
+        module, x = factory(), torch.randn(1, 3, 32, 32)
+        with FlopCounterMode(display=False) as counter:
+            module(x)
+        return 3.0 * counter.get_total_flops() * num_examples
+
+    return count
+
+
+def peak_flops() -> float:
+    """What this machine reaches in a large matrix product: the practical arithmetic limit."""
+    a = torch.randn(2048, 2048)
+    a @ a
+    return 2 * 2048**3 / min(_timed(lambda: a @ a) for _ in range(10))
+
+
+def small_cnn() -> nn.Module:
+    return pm.models.SmallCNN(dropout=0.0)
+
+
+CASES = {
+    "mlp10": Case(
+        "K=10 MLPs (20-50-1, batch 100, 10,000 rows, 3 epochs)",
+        mlp_case(10, 3, with_loader=True),
+        {"loop, DataLoader": 8.0, "loop, in-memory batches": 2.5},
+    ),
+    "mlp50": Case(
+        "K=50 MLPs (the same)",
+        mlp_case(50, 2, with_loader=False),
+        {"loop, in-memory batches": 5.0},
+        repeats=2,
+    ),
+    "splits": Case(
+        "20 splits × 10 members of a UCI-size MLP, 20 epochs",
+        splits_case,
+        {"loop, in-memory batches": 10.0},
+        repeats=2,
+    ),
+    "predict10": Case("prediction with S=100 MLPs, 10 points", prediction_case(10), {"loop": 10.0}, 5),
+    "predict100": Case("the same, 100 points", prediction_case(100), {"loop": 10.0}, 5),
+    "smallcnn5": Case(
+        "K=5 SmallCNNs, 2,048 images, batch 128",
+        convolution_case(small_cnn, 5, 2048),
+        {"loop, NCHW": 1.3, "loop, by hand": 0.95},
+        flops=convolution_flops(small_cnn, 5 * 2048),
+    ),
+    "resnet20": Case(
+        "one ResNet-20, 1,280 images, batch 128",
+        convolution_case(pm.models.resnet20, 1, 1280),
+        {"loop, NCHW": 1.3, "loop, by hand": 0.97},
+        flops=convolution_flops(pm.models.resnet20, 1280),
+    ),
+}
+
+
+# --- measuring ---------------------------------------------------------------------------------
+
+
+def _timed(job: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    job()
+    return time.perf_counter() - began
+
+
+def _peak_memory(case: str, contender: str, queue: multiprocessing.Queue) -> None:
+    job = CASES[case].build()[contender]
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
+    before = _resident("VmRSS")
+    job()
+    queue.put(_resident("VmHWM") - before)
+
+
+def _resident(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def peak_memory(case: str, contender: str) -> float:
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=_peak_memory, args=(case, contender, queue))
+    process.start()
+    megabytes = queue.get()
+    process.join()
+    return megabytes
+
+
+def measure(name: str, case: Case) -> dict:
+    contenders = case.build()
+    for job in contenders.values():
+        job()  # warm up: first calls load kernels and fill caches
+    best = dict.fromkeys(contenders, float("inf"))
+    for _ in range(case.repeats):
+        for contender, job in contenders.items():
+            best[contender] = min(best[contender], _timed(job))
+    memory = {contender: peak_memory(name, contender) for contender in contenders}
+    rows = [
+        {
+            "contender": contender,
+            "seconds": seconds,
+            "ratio": seconds / best["polymode"],
+            "goal": case.goals.get(contender),
+            "peak_memory_mb": memory[contender],
+        }
+        for contender, seconds in best.items()
+    ]
+    result = {"case": name, "title": case.title, "rows": rows}
+    if case.flops is not None:
+        result["limit_seconds"] = case.flops() / peak_flops()
+    return result
+
+
+def show(result: dict) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=result["title"], title_justify="left")
+    for column in ("contender", "seconds", "time / polymode", "goal", "peak memory, MB"):
+        table.add_column(column, justify="left" if column == "contender" else "right")
+    for row in result["rows"]:
+        goal = row["goal"]
+        verdict = "" if goal is None else f"≥ {goal:g} {'met' if row['ratio'] >= goal else 'MISSED'}"
+        table.add_row(
+            row["contender"],
+            f"{row['seconds']:.3f}",
+            f"{row['ratio']:.2f}",
+            verdict,
+            f"{row['peak_memory_mb']:.0f}",
+        )
+    if "limit_seconds" in result:
+        limit, ours = result["limit_seconds"], result["rows"][0]["seconds"]
+        table.add_row("arithmetic limit", f"{limit:.3f}", f"{limit / ours:.2f}", "", "")
+    Console(width=100).print(table)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--cases", default=",".join(CASES), help="comma-separated: " + ", ".join(CASES))
+    parser.add_argument("--json", help="also write the results to this file")
+    options = parser.parse_args()
+    names = options.cases.split(",")
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        parser.error(f"unknown case {unknown[0]!r}; known: {', '.join(CASES)}")
+    results = []
+    for name in names:
+        results.append(measure(name, CASES[name]))
+        show(results[-1])
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({"torch": torch.__version__, "threads": torch.get_num_threads(), "results": results}, file, indent=2)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

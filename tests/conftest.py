@@ -1,0 +1,21 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def global_random_state_is_left_alone():
+    """The library never touches the global random state: every test checks it."""
+    torch.manual_seed(1234)
+    yield
+    # Tests themselves may draw; what must not happen is a seed set by the library that stays.
+    assert torch.initial_seed() == 1234
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

@@ -1,0 +1,54 @@
+"""Replayable dropout: masks are fair, independent and functions of their key."""
+
+import math
+
+import torch
+
+from polymode.layers.dropout import SeededDropout, uniform
+
+ZERO = torch.zeros((), dtype=torch.int64)
+
+
+def draws(seed: int, layer: int = 0, shape=(400, 250)) -> torch.Tensor:
+    return uniform(torch.tensor(seed), layer, ZERO, torch.Size(shape))
+
+
+def test_uniform_has_the_moments_and_bins_of_a_uniform():
+    u = draws(3)
+    n = u.numel()
+    # Five standard errors: 1/sqrt(12 n) for the mean, 1/sqrt(180 n) for the variance.
+    assert abs(u.mean().item() - 0.5) < 5 / math.sqrt(12 * n)
+    assert abs(u.var().item() - 1 / 12) < 5 / math.sqrt(180 * n)
+    counts = torch.histc(u.float(), 20, 0, 1).double()
+    chi_squared = ((counts - n / 20).square() / (n / 20)).sum().item()
+    assert chi_squared < 19 + 5 * math.sqrt(2 * 19)
+
+
+def test_neighbouring_keys_are_uncorrelated():
+    """Neighbours in seed, layer, example and unit: |r| < 5/sqrt(n)."""
+    u = draws(3)
+    pairs = {
+        "seed": (u, draws(4)),
+        "layer": (u, draws(3, layer=1)),
+        "example": (u[1:], u[:-1]),
+        "unit": (u[:, 1:], u[:, :-1]),
+    }
+    for name, (a, b) in pairs.items():
+        r = torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item()
+        assert abs(r) < 5 / math.sqrt(a.numel()), name
+
+
+def test_mask_keeps_the_mean_and_drops_the_rate():
+    layer = SeededDropout(0.3, layer=0).train()
+    out = layer(torch.ones(300, 200))
+    n = out.numel()
+    assert abs((out == 0).double().mean().item() - 0.3) < 5 * math.sqrt(0.21 / n)
+    torch.testing.assert_close(out[out > 0].unique(), torch.tensor([1 / 0.7]))
+    assert torch.equal(layer.eval()(out), out)
+
+
+def test_channel_dropout_drops_whole_channels():
+    out = SeededDropout(0.5, layer=0, channels=True).train()(torch.ones(50, 8, 3, 3))
+    flat = out.flatten(2)
+    assert torch.equal(flat.amin(-1), flat.amax(-1))
+    assert 0 < (flat[..., 0] == 0).sum() < 400

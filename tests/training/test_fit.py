@@ -1,0 +1,520 @@
+"""fit against a hand-written loop, and every option against what it promises."""
+
+import copy
+import math
+
+import pytest
+import torch
+from cases import BY_NAME
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import polymode as pm
+from polymode.errors import InputError, NonFiniteLoss, NotCollapsible
+from polymode.methods import DeepEnsemble, Single
+from polymode.seeds import derive_generator
+
+
+def quiet(method, model, data, likelihood="categorical", epochs=3, **options):
+    options = {"progress": False, "backend": "loop"} | options
+    return pm.fit(method, model, data, likelihood=likelihood, epochs=epochs, **options)
+
+
+def mlp() -> nn.Module:
+    return pm.models.MLP(4, 3, (6,)).double()
+
+
+def toy(n: int = 24, batch_size: int = 8, seed: int = 0, **options) -> pm.ArrayData:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 4, dtype=torch.float64, generator=g)
+    return pm.ArrayData(x, torch.randint(3, (n,), generator=g), batch_size=batch_size, **options)
+
+
+def weights_of(posterior) -> dict[str, torch.Tensor]:
+    blocks = list(posterior.draw())
+    return {n: torch.cat([b.stacked[n] for b in blocks]) for n in blocks[0].stacked}
+
+
+def assert_same_weights(a, b, *, exact: bool = True, rows_b=slice(None)) -> None:
+    first, second = weights_of(a), weights_of(b)
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        if exact:
+            assert torch.equal(tensor, second[name][rows_b]), name
+        else:
+            torch.testing.assert_close(tensor, second[name][rows_b])
+
+
+def plain_loop(module, data, epochs, make_optimizer, chain=0, seed=0, after_step=None):
+    """The loop everybody writes, on the order that fit derives."""
+    module = copy.deepcopy(module).train()
+    optimizer = make_optimizer(module)
+    for epoch in range(epochs):
+        key = (seed, "order", chain, epoch, data.num_examples)
+        order = torch.randperm(data.num_examples, generator=derive_generator(*key))
+        for rows in order.split(data.batch_size):
+            optimizer.zero_grad()
+            F.cross_entropy(module(data.inputs[rows]), data.targets[rows]).backward()
+            if after_step:
+                after_step(module)
+            optimizer.step()
+    return module
+
+
+# --- exactness ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_single_is_exactly_the_ordinary_loop(batch_norm):
+    module, data = pm.models.MLP(4, 3, (6,), batch_norm=batch_norm).double(), toy()
+    posterior = quiet(Single(), module, data)
+    expected = plain_loop(module, data, 3, lambda m: torch.optim.Adam(m.parameters(), fused=True))
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(weights_of(posterior)[name][0], tensor), name
+    collapsed = posterior.collapse()
+    assert type(collapsed) is type(module)
+    x = data.inputs
+    assert torch.equal(collapsed(x), expected.eval()(x))
+    torch.testing.assert_close(posterior.predict(x).mean, expected(x).softmax(-1))
+
+
+def test_one_member_ensemble_is_the_single_network():
+    for model in (mlp(), mlp):
+        assert_same_weights(quiet(Single(), model, toy()), quiet(DeepEnsemble(1), model, toy()))
+
+
+def test_members_do_not_feel_each_other():
+    """Members 0 and 1 of a pair, and of five, are the same bits; the others are added to them."""
+    two = quiet(DeepEnsemble(2), mlp, toy())
+    five = quiet(DeepEnsemble(5), mlp, toy())
+    assert_same_weights(two, five, rows_b=slice(0, 2))
+    extended = quiet(DeepEnsemble(3), mlp, toy(), extend=two)
+    assert_same_weights(extended, five)
+    assert extended.num_members == 5
+
+
+@pytest.mark.parametrize("name", ["mlp", "batch_norm", "dropout", "learned_noise"])
+def test_backends_train_to_the_same_weights(name):
+    case = BY_NAME[name]
+    loop, vmap = (
+        quiet(DeepEnsemble(3), case.double_factory, case.data(), case.likelihood, backend=backend)
+        for backend in ("loop", "vmap")
+    )
+    assert_same_weights(loop, vmap, exact=False)
+    assert vmap.record["backend"] == vmap.record["prediction_backend"] == "vmap"
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_data_sets_side_by_side_equal_one_after_another(backend):
+    """Unequal sizes, in any order, with their own numbers of steps and schedules."""
+    sets = [toy(13, seed=1), toy(24, seed=2), toy(8, seed=3), toy(13, seed=4)]
+    method = DeepEnsemble(2, of=Single(prior_std=1.0, schedule=pm.schedules.Cosine()))
+    together = quiet(method, mlp, sets, backend=backend)
+    for data, posterior in zip(sets, together, strict=True):
+        alone = quiet(method, mlp, data, backend=backend)
+        assert_same_weights(alone, posterior, exact=False)
+        assert posterior.record["num_examples"] == data.num_examples
+        assert posterior.record["member_epochs"] == pytest.approx(6)
+        torch.testing.assert_close(
+            alone.predict(data.inputs).mean, posterior.predict(data.inputs).mean
+        )
+    seeded = quiet(method, mlp, sets, seed=[0, 1, 2, 3])
+    assert_same_weights(together[0], seeded[0], exact=False)
+    assert not torch.allclose(weights_of(together[1])["1.weight"], weights_of(seeded[1])["1.weight"])
+
+
+# --- orders ------------------------------------------------------------------------------------
+
+
+def test_members_see_their_own_order_and_all_examples():
+    seen: list[torch.Tensor] = []
+
+    class Recorder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Linear(1, 3)
+
+        def forward(self, x):
+            seen.append(x.detach().flatten())
+            return self.body(x)
+
+    data = pm.ArrayData(torch.arange(12.0)[:, None], torch.zeros(12, dtype=torch.int64), batch_size=5)
+    quiet(DeepEnsemble(2), Recorder, data, epochs=1)
+    steps = seen[-6:]  # the probe came first
+    first, second = (torch.cat(steps[i::2]) for i in (0, 1))
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(12))
+    assert first.tolist() != second.tolist()
+    quiet(DeepEnsemble(2), Recorder, data, epochs=1, shared_order=True)
+    first, second = (torch.cat(seen[-6:][i::2]) for i in (0, 1))
+    assert first.tolist() == second.tolist()
+
+
+def test_shared_order_agrees_between_backends():
+    a, b = (
+        quiet(DeepEnsemble(3), mlp, toy(), shared_order=True, backend=backend)
+        for backend in ("loop", "vmap")
+    )
+    assert_same_weights(a, b, exact=False)
+
+
+def test_data_loader_gives_the_same_as_arrays():
+    data = toy()
+    dataset = TensorDataset(data.inputs, data.targets)
+    loader = DataLoader(dataset, batch_size=8, shuffle=True)
+    assert_same_weights(quiet(DeepEnsemble(2), mlp, data), quiet(DeepEnsemble(2), mlp, loader))
+
+
+def test_iterable_data_needs_a_length():
+    data = toy()
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(list(zip(data.inputs, data.targets, strict=True)))
+
+    loader = DataLoader(Stream(), batch_size=8)
+    with pytest.raises(InputError, match="num_examples"):
+        quiet(DeepEnsemble(2), mlp, loader)
+    posterior = quiet(DeepEnsemble(2), mlp, pm.LoaderData(loader, num_examples=24))
+    assert posterior.record["member_epochs"] == 6
+    with pytest.raises(InputError, match="The data ended before row 24"):
+        quiet(DeepEnsemble(2), mlp, pm.LoaderData(loader, num_examples=30))
+
+
+# --- optimisers, schedules, groups ---------------------------------------------------------------
+
+OPTIMIZERS = ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Adamax"]
+OPTIMIZERS += ["ASGD", "Rprop", "Adafactor", "Muon"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimiser_steps_members_as_if_alone(name):
+    def factory():
+        return nn.Sequential(nn.Linear(4, 6, bias=False), nn.Tanh(), nn.Linear(6, 3, bias=False)).double()
+
+    method = Single(optimizer=pm.Optimizer(name, lr=0.01))
+    together = quiet(DeepEnsemble(3, of=method), factory, toy(), backend="vmap")
+    for member in range(3):
+        alone = weights_of(quiet(DeepEnsemble(member + 1, of=method), factory, toy()))
+        for key, tensor in weights_of(together).items():
+            torch.testing.assert_close(tensor[member], alone[key][member], rtol=1e-6, atol=1e-8)
+
+
+def test_lbfgs_reaches_the_minimum_of_a_convex_problem():
+    data = toy(40, batch_size=40)
+    method = Single(prior_std=1.0, optimizer=pm.Optimizer("LBFGS", lr=1.0, tolerance_change=0.0))
+    posterior = quiet(
+        DeepEnsemble(2, of=method), lambda: nn.Linear(4, 3).double(), data, epochs=5
+    )
+    weights = {n: t.requires_grad_() for n, t in weights_of(posterior).items()}
+    for member in range(2):
+        logits = data.inputs @ weights["weight"][member].T + weights["bias"][member]
+        penalty = sum(t[member].square().sum() for t in weights.values()) / 2 / 40
+        loss = F.cross_entropy(logits, data.targets) + penalty
+        gradient = torch.autograd.grad(loss, weights["weight"])[0]
+        assert gradient.abs().max() < 1e-6
+
+
+def test_clipping_is_per_member():
+    """A norm over all members would clip differently from each alone."""
+    module, data = mlp(), toy()
+    method = Single(optimizer=pm.Optimizer("SGD", lr=0.5, clip_norm=0.1))
+    posterior = quiet(DeepEnsemble(3, of=method), module, data)
+    expected = plain_loop(
+        module,
+        data,
+        3,
+        lambda m: torch.optim.SGD(m.parameters(), lr=0.5),
+        after_step=lambda m: nn.utils.clip_grad_norm_(m.parameters(), 0.1),
+    )
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(weights_of(posterior)[name][0], tensor)
+
+
+def test_no_decay_on_normalisation_and_bias():
+    module = pm.models.MLP(4, 3, (6,), batch_norm=True).double()
+    data = toy()
+    method = Single(optimizer=pm.Optimizer("SGD", lr=0.1, weight_decay=0.5, decay_all=False))
+
+    def groups(m):
+        decayed = [m[1].weight, m[4].weight]
+        free = [p for p in m.parameters() if not any(p is q for q in decayed)]
+        return torch.optim.SGD(
+            [{"params": decayed, "weight_decay": 0.5}, {"params": free}], lr=0.1, fused=True
+        )
+
+    expected = plain_loop(module, data, 3, groups)
+    for name, tensor in expected.state_dict().items():
+        torch.testing.assert_close(weights_of(quiet(method, module, data))[name][0], tensor)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (pm.schedules.Constant(), [1, 1, 1, 1]),
+        (pm.schedules.Cosine(0.1), [0.1 + 0.45 * (1 + math.cos(math.pi * t / 4)) for t in range(4)]),
+        (pm.schedules.Drops((1.0, 1.5), 0.1), [1, 1, 0.1, 0.01]),
+        (pm.schedules.Linear(0.5, 1.5, 0.2), [1, 1, 0.6, 0.2]),
+        (pm.schedules.Warmup(1.0), [0.5, 1, 1, 1]),
+        (lambda progress: 0.5**progress.step, [1, 0.5, 0.25, 0.125]),
+    ],
+)
+def test_schedules_multiply_the_rate(schedule, expected):
+    """Plain SGD on a linear loss moves by the rate: two epochs of two steps."""
+    rates = []
+
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+        def forward(self, x):
+            rates.append(self.w.item())
+            return self.w.expand(len(x), 1) * 1.0
+
+    # With targets at distance 1e6 the gradient of the squared loss is constant to a millionth.
+    data = pm.ArrayData(torch.zeros(4, 1), torch.full((4, 1), 1e6, dtype=torch.float64), batch_size=2)
+    method = Single(optimizer=pm.Optimizer("SGD", lr=1e-6), schedule=schedule)
+    posterior = quiet(method, Sum(), data, pm.likelihoods.FixedGaussian(), epochs=2)
+    moved = torch.tensor([*rates[-4:], weights_of(posterior)["w"].item()]).diff()
+    torch.testing.assert_close(moved, torch.tensor(expected).float(), rtol=1e-4, atol=1e-5)
+
+
+# --- keeping the best ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", ["best", pm.KeepBest("error", from_epoch=3)])
+def test_best_weights_are_kept_per_member(keep):
+    validation = toy(30, seed=9)
+    records: list[pm.Epoch] = []
+    snapshots = []
+    method = DeepEnsemble(3, of=Single(optimizer=pm.Optimizer("SGD", lr=1.0), keep=keep))
+
+    # A stricter observer would see weights; here the same run is cut at every epoch instead.
+    posterior = quiet(
+        method, mlp, toy(), epochs=6, validation=validation, observer=records.append
+    )
+    for epochs in range(1, 7):
+        last = DeepEnsemble(3, of=Single(optimizer=pm.Optimizer("SGD", lr=1.0)))
+        snapshots.append(weights_of(quiet(last, mlp, toy(), epochs=epochs)))
+    criterion = "nll" if keep == "best" else "error"
+    scores = torch.stack([record.validation[criterion] for record in records])
+    first = 0 if keep == "best" else 2
+    best = scores[first:].argmin(0) + first
+    for member in range(3):
+        for name, tensor in weights_of(posterior).items():
+            assert torch.equal(tensor[member], snapshots[best[member]][name][member])
+
+
+def test_validation_scores_are_those_of_each_member():
+    validation = toy(30, seed=9)
+    records: list[pm.Epoch] = []
+    method = DeepEnsemble(2, of=Single(prior_std=2.0))
+    posterior = quiet(method, mlp, toy(), validation=validation, observer=records.append)
+    for member, block in enumerate(pm.unstack(next(iter(posterior.draw())))):
+        module = mlp()
+        module.load_state_dict(block)
+        logits = module(validation.inputs)
+        nll = F.cross_entropy(logits, validation.targets)
+        penalty = sum(t.square().sum() for t in block.values()) / (2 * 4) / 24
+        last = records[-1].validation
+        assert last["nll"][member].item() == pytest.approx(nll.item(), rel=1e-5)
+        assert last["objective"][member].item() == pytest.approx((nll + penalty).item(), rel=1e-5)
+        wrong = (logits.argmax(-1) != validation.targets).double().mean().item()
+        assert last["error"][member].item() == pytest.approx(wrong)
+
+
+# --- starts --------------------------------------------------------------------------------------
+
+
+def test_the_users_module_is_untouched():
+    module = pm.models.MLP(4, 3, (6,), batch_norm=True, dropout=0.1).double()
+    before = copy.deepcopy(module.state_dict())
+    training, children = module.training, [type(m) for m in module.modules()]
+    quiet(DeepEnsemble(2), module, toy())
+    assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())
+    assert (training, children) == (module.training, [type(m) for m in module.modules()])
+    assert all(p.requires_grad and p.grad is None for p in module.parameters())
+
+
+def test_frozen_parameters_stay():
+    module = mlp()
+    module[1].requires_grad_(False)
+    posterior = quiet(DeepEnsemble(2), module, toy())
+    assert set(weights_of(posterior)) == {"3.weight", "3.bias"}
+    outputs = next(posterior.outputs(toy().inputs))[1]
+    body = torch.relu(toy().inputs @ module[1].weight.T + module[1].bias)
+    head = weights_of(posterior)
+    expected = torch.einsum("bh,mch->mbc", body, head["3.weight"]) + head["3.bias"][:, None]
+    torch.testing.assert_close(outputs, expected)
+
+
+def test_a_factorys_frozen_random_layer_is_each_members_own():
+    case = BY_NAME["random_features"]
+    posterior = quiet(DeepEnsemble(2), case.double_factory, case.data())
+    weights = weights_of(posterior)
+    assert not torch.equal(weights["features.weight"][0], weights["features.weight"][1])
+    assert "scale" not in weights
+
+
+def test_modules_that_cannot_be_drawn_anew_ask_for_a_factory():
+    pretrained = mlp()
+    with torch.no_grad():
+        pretrained[1].weight.mul_(3)
+    with pytest.raises(InputError, match=r"'1.weight' changes its scale .* factory"):
+        quiet(DeepEnsemble(2), pretrained, toy())
+    quiet(Single(), pretrained, toy())  # one chain starts from the weights given
+
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 3, dtype=torch.float64))
+
+        def forward(self, x):
+            return x @ self.w
+
+    with pytest.raises(InputError, match=r"'w' cannot be re-initialised.*factory"):
+        quiet(DeepEnsemble(2), Bare(), toy())
+    quiet(DeepEnsemble(2), Bare, toy())
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "convolution", "lstm", "transformer"])
+def test_modules_are_drawn_anew_with_their_layers_rules(name):
+    case = BY_NAME[name]
+    posterior = quiet(DeepEnsemble(3), case.double_factory(), case.data(), case.likelihood, epochs=1)
+    for tensor in (t for n, t in weights_of(posterior).items() if n.endswith("weight") and t.ndim > 2):
+        assert not torch.allclose(tensor[1], tensor[2], atol=1e-3)
+
+
+def test_mixed_precision_runs_and_keeps_weights_in_full():
+    x = torch.randn(64, 4)
+    data = pm.ArrayData(x, (x.sum(-1) > 0).long(), batch_size=16)
+    posterior = quiet(
+        DeepEnsemble(2), lambda: pm.models.MLP(4, 2, (8,)), data, precision="bfloat16", epochs=30
+    )
+    assert weights_of(posterior)["1.weight"].dtype == torch.float32
+    full = quiet(DeepEnsemble(2), lambda: pm.models.MLP(4, 2, (8,)), data, epochs=30)
+    difference = (posterior.predict(x).mean - full.predict(x).mean).abs().max().item()
+    assert 0 < difference < 0.05  # bfloat16 has 8 bits: about 0.4 % a multiplication
+
+
+def test_deep_ensemble_does_not_collapse():
+    with pytest.raises(NotCollapsible, match="2 different networks"):
+        quiet(DeepEnsemble(2), mlp, toy()).collapse()
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def nan_inputs():
+    x = torch.randn(6, 4)
+    x[3, 1] = float("nan")
+    return pm.ArrayData(x, torch.zeros(6, dtype=torch.int64))
+
+
+def with_targets(targets):
+    return lambda: pm.ArrayData(torch.randn(6, 4), targets)
+
+
+BAD_DATA = {
+    "empty": (lambda: pm.ArrayData(torch.zeros(0, 4), torch.zeros(0)), "0 examples"),
+    "nan": (nan_inputs, "first in row 3"),
+    "lengths": (lambda: pm.ArrayData(torch.zeros(3, 4), torch.zeros(2)), "differ in length"),
+    "label too large": (with_targets(torch.tensor([0, 1, 2, 3, 0, 0])), "Label 3 is out of range"),
+    "label negative": (with_targets(torch.tensor([0, -1, 2, 0, 0, 0])), "got -1"),
+    "float labels": (with_targets(torch.zeros(6)), "Class labels must be integers, got torch.float32"),
+    "label shape": (with_targets(torch.zeros(6, 2, dtype=torch.int64)), r"gives \[6, 3\] for labels \[6, 2\]"),
+    "wrong width": (
+        lambda: pm.ArrayData(torch.randn(6, 5), torch.zeros(6, dtype=torch.int64)),
+        r"cannot run on a batch of the data, inputs \[6, 5\]",
+    ),
+    "not data": (lambda: [[1, 2], [3, 4]], "Data must be ArrayData"),
+    "no batch": (lambda: pm.ArrayData(torch.zeros(3, 4), torch.zeros(3), batch_size=0), "batch_size"),
+    "weights": (
+        lambda: pm.ArrayData(torch.zeros(2, 4), torch.zeros(2), weights=torch.tensor([1.0, -1.0])),
+        "not negative",
+    ),
+    "nothing left": (
+        lambda: pm.ArrayData(torch.zeros(3, 4), torch.zeros(3), batch_size=4, drop_last=True),
+        "leaves nothing of 3",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_DATA)
+def test_bad_data_is_refused_before_training(name):
+    make, message = BAD_DATA[name]
+    with pytest.raises(InputError, match=message):
+        quiet(Single(), pm.models.MLP(4, 3, (6,)), make())
+
+
+BAD_OPTIONS = {
+    "members": (lambda: DeepEnsemble(0), "num_members must be at least 1, got 0"),
+    "optimiser": (lambda: pm.Optimizer("Adan"), "Did you mean 'Adam'"),
+    "option": (lambda: pm.Optimizer("SGD", momentun=0.9), "Did you mean 'momentum'"),
+    "rate": (lambda: pm.Optimizer("SGD", lr=0.0), "lr=...\\) must be positive"),
+    "likelihood": (lambda: quiet(Single(), mlp(), toy(), "categorial"), "Did you mean 'categorical'"),
+    "backend": (lambda: quiet(Single(), mlp(), toy(), backend="vmp"), "Did you mean 'vmap'"),
+    "epochs": (lambda: quiet(Single(), mlp(), toy(), epochs=0), "at least 1, got 0"),
+    "keep": (lambda: quiet(Single(keep="first"), mlp(), toy()), "keep='first'"),
+    "no validation": (lambda: quiet(Single(keep="best"), mlp(), toy()), "pass validation"),
+    "window": (
+        lambda: quiet(Single(keep=pm.KeepBest(from_epoch=9)), mlp(), toy(), validation=toy()),
+        "lies after the last of 3 epochs",
+    ),
+    "seeds": (lambda: quiet(Single(), mlp, [toy(), toy()], seed=[1]), "1 seeds for 2 data sets"),
+    "loaders": (
+        lambda: quiet(Single(), mlp, [DataLoader(TensorDataset(torch.zeros(3, 4), torch.zeros(3)))] * 2),
+        "must all be ArrayData",
+    ),
+    "model": (lambda: quiet(Single(), "resnet", toy()), "must be an nn.Module or a function"),
+    "nothing trainable": (
+        lambda: quiet(Single(), mlp().requires_grad_(False), toy()),
+        "no trainable parameters",
+    ),
+    "dictionary": (
+        lambda: quiet(Single(), BY_NAME["named_outputs"].double_factory(), toy()),
+        "name the entry",
+    ),
+    "output name": (
+        lambda: quiet(
+            Single(),
+            BY_NAME["named_outputs"].double_factory(),
+            toy(),
+            pm.likelihoods.Categorical(output="logit"),
+        ),
+        "Did you mean 'logits'",
+    ),
+    "precision": (lambda: quiet(Single(), mlp(), toy(), precision="float16"), "Unknown precision"),
+    "prior": (lambda: quiet(Single(prior_std=-1.0), mlp(), toy()), "prior_std must be positive"),
+    "batch norm": (
+        lambda: quiet(Single(), BY_NAME["batch_norm"].double_factory(), toy(17)),
+        "last batch of an epoch has one example .17 examples in batches of 8.",
+    ),
+    "resume": (lambda: quiet(Single(), mlp(), toy(), resume=True), "needs run_dir"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OPTIONS)
+def test_bad_options_are_refused_before_training(name):
+    make, message = BAD_OPTIONS[name]
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_vmap_demanded_where_it_cannot_be():
+    case = BY_NAME["data_dependent"]
+    with pytest.raises(pm.errors.CannotVectorise, match="backend='loop'"):
+        quiet(DeepEnsemble(2), case.double_factory, case.data(), backend="vmap")
+    with pytest.warns(UserWarning, match="one after another"):
+        posterior = quiet(DeepEnsemble(2), case.double_factory, case.data(), backend="auto")
+    assert posterior.record["backend"] == "loop"
+
+
+def test_a_diverging_member_is_named_and_nothing_is_lost():
+    data = pm.ArrayData(torch.randn(24, 4, dtype=torch.float64) * 100, torch.randn(24, 1, dtype=torch.float64), batch_size=8)
+    method = DeepEnsemble(2, of=Single(optimizer=pm.Optimizer("SGD", lr=1e6)))
+    with pytest.raises(NonFiniteLoss, match=r"phase 'train', epoch \d+, step \d+: the loss of member 0") as info:
+        quiet(method, lambda: pm.models.MLP(4, 1, (6,)).double(), data, pm.likelihoods.FixedGaussian(), epochs=50)
+    assert info.value.posterior.num_members == 2
+    assert all(t.isfinite().all() for t in weights_of(info.value.posterior).values())

@@ -437,5 +437,6 @@ def quantiles_of(
         raise InputError(f"Quantiles need a Gaussian likelihood, this one is {likelihood.kind!r}.")
     means, stds = likelihood.moments(outputs)
     stds = stds if isinstance(stds, Tensor) else torch.full_like(means, stds)
-    weights = weights / weights.sum()
-    return mixture_quantiles(means, stds, weights, torch.as_tensor(levels, device=means.device))
+    weights = weights.double() / weights.double().sum()
+    at = torch.tensor(list(levels), dtype=torch.float64, device=means.device)
+    return mixture_quantiles(means, stds, weights, at)

@@ -1,0 +1,206 @@
+"""Metrics against hand-worked numbers, naive loops, torchmetrics and scikit-learn."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn import metrics as sk
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+import polymode as pm
+from polymode import metrics
+from polymode.errors import InputError
+from polymode.metrics.diversity import disagreement_matrix
+from polymode.metrics.ood import uncertainty
+
+
+@pytest.fixture
+def sample():
+    generator = torch.Generator().manual_seed(0)
+    probabilities = (2 * torch.randn(500, 4, generator=generator)).softmax(-1)
+    labels = torch.randint(4, (500,), generator=generator)
+    return probabilities, labels
+
+
+def test_hand_worked_numbers():
+    p = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
+    y = torch.tensor([0, 1])
+    assert metrics.accuracy(p, y) == 0.5
+    assert metrics.accuracy(p, y, top=2) == 1.0
+    assert metrics.nll(p, y) == pytest.approx(-(math.log(0.7) + math.log(0.3)) / 2, rel=1e-6)
+    first = 0.7**2 + 0.2**2 + 0.1**2 - 1.4 + 1
+    second = 0.1**2 + 0.3**2 + 0.6**2 - 0.6 + 1
+    assert metrics.brier(p, y) == pytest.approx((first + second) / 2, rel=1e-6)
+
+
+def test_scores_against_scikit_learn(sample):
+    p, y = sample
+    assert metrics.accuracy(p, y, top=3) == pytest.approx(sk.top_k_accuracy_score(y, p.double(), k=3))
+    assert metrics.nll(p, y) == pytest.approx(sk.log_loss(y, p.double().numpy() / p.double().numpy().sum(1, keepdims=True)), rel=1e-6)
+
+
+def naive_ece(p, y, edges, min_count=0):
+    confidence, predicted = p.double().max(-1)
+    gaps, counts = [], []
+    for low, high in zip(edges[:-1], edges[1:], strict=True):
+        inside = (confidence > low) & (confidence <= high)
+        if inside.sum() > min_count:
+            gap = (predicted[inside] == y[inside]).double().mean() - confidence[inside].mean()
+            gaps.append(abs(gap.item()))
+            counts.append(inside.sum().item())
+    weighted = sum(g * c for g, c in zip(gaps, counts, strict=True)) / len(y)
+    return weighted, max(gaps)
+
+
+@pytest.mark.parametrize("num_bins", [10, 15, 20])
+@pytest.mark.parametrize("min_count", [0, 5, 40])
+def test_ece_and_mce_against_a_naive_loop(sample, num_bins, min_count):
+    p, y = sample
+    edges = torch.linspace(0, 1, num_bins + 1, dtype=torch.float64)
+    expected = naive_ece(p, y, edges, min_count)
+    assert metrics.ece(p, y, num_bins, min_count=min_count) == pytest.approx(expected[0], abs=1e-12)
+    assert metrics.mce(p, y, num_bins, min_count=min_count) == pytest.approx(expected[1], abs=1e-12)
+
+
+def test_ece_against_torchmetrics(sample):
+    p, y = sample
+    for norm, ours in (("l1", metrics.ece), ("max", metrics.mce)):
+        theirs = multiclass_calibration_error(p, y, num_classes=4, n_bins=15, norm=norm).item()
+        assert ours(p, y) == pytest.approx(theirs, abs=1e-5)
+
+
+def test_equal_mass_bins_hold_equal_numbers(sample):
+    p, y = sample
+    bins = metrics.calibration_bins(p, y, 7, "mass")
+    assert bins.counts.max() - bins.counts.min() <= 1
+    confidence, predicted = p.double().max(-1)
+    order = confidence.argsort(stable=True)
+    chunks = np.array_split(order.numpy(), 7)
+    sizes = sorted(len(c) for c in chunks)
+    assert sorted(bins.counts.tolist()) == sizes
+    assert (bins.confidence.diff() > 0).all()
+    total = (bins.confidence * bins.counts).sum() / 500
+    assert total.item() == pytest.approx(confidence.mean().item())
+    assert (bins.accuracy * bins.counts).sum().item() == pytest.approx((predicted == y).sum().item())
+    assert bins.edges[-1] == confidence.max()
+
+
+def test_a_calibrated_predictor_has_a_small_error():
+    """Labels drawn from the probabilities: E[ECE] is of the order sqrt(bins/n)."""
+    generator = torch.Generator().manual_seed(1)
+    p = torch.randn(20_000, 3, generator=generator).softmax(-1)
+    y = torch.multinomial(p, 1, generator=generator).squeeze(1)
+    assert metrics.ece(p, y) < math.sqrt(15 / 20_000)
+    assert metrics.ece(p.pow(3) / p.pow(3).sum(-1, keepdim=True), y) > 0.1
+
+
+def test_risk_coverage():
+    confidence = torch.tensor([0.9, 0.8, 0.7, 0.6])
+    errors = torch.tensor([0.0, 1.0, 0.0, 1.0])
+    coverage, risk = metrics.risk_coverage(confidence, errors)
+    torch.testing.assert_close(coverage, torch.tensor([0.25, 0.5, 0.75, 1.0]).double())
+    torch.testing.assert_close(risk, torch.tensor([0.0, 0.5, 1 / 3, 0.5]).double())
+    assert metrics.aurc(confidence, errors) == pytest.approx((0 + 0.5 + 1 / 3 + 0.5) / 4)
+    tied = torch.full((4,), 0.5)
+    assert metrics.aurc(tied, errors) == metrics.aurc(tied, errors.flip(0)) == 0.5
+
+
+def test_regression_scores():
+    means, targets = torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 4.0])
+    assert metrics.rmse(means, targets) == pytest.approx(math.sqrt(2))
+    low, high = torch.tensor([0.0, 0.0]), torch.tensor([1.0, 3.0])
+    assert metrics.interval_coverage(low, high, targets) == 0.5
+    with pytest.raises(InputError, match="differ"):
+        metrics.rmse(torch.zeros(2, 2), targets)
+    with pytest.raises(InputError, match="above"):
+        metrics.interval_coverage(high, low, targets)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_ood_scores_against_scikit_learn(ties):
+    generator = torch.Generator().manual_seed(2)
+    ordinary = torch.randn(300, generator=generator) * 10
+    foreign = torch.randn(200, generator=generator) * 10 + 10
+    if ties:
+        ordinary, foreign = ordinary.round(), foreign.round()
+    scores = torch.cat([ordinary, foreign]).numpy()
+    labels = np.r_[np.zeros(300), np.ones(200)]
+    ours = metrics.ood_scores(ordinary, foreign)
+    assert ours.auroc == pytest.approx(sk.roc_auc_score(labels, scores), abs=1e-6)
+    assert ours.aupr == pytest.approx(sk.average_precision_score(labels, scores), abs=1e-6)
+    false_positive, true_positive, _ = sk.roc_curve(labels, scores, drop_intermediate=False)
+    assert ours.fpr95 == pytest.approx(false_positive[true_positive >= 0.95].min(), abs=1e-6)
+
+
+def test_uncertainty_scores_point_the_same_way():
+    sure = pm.CategoricalPredictive(torch.tensor([[0.98, 0.01, 0.01]]), torch.tensor([0.1]), 2)
+    unsure = pm.CategoricalPredictive(torch.tensor([[0.4, 0.3, 0.3]]), torch.tensor([0.1]), 2)
+    for score in metrics.ood.SCORES:
+        assert uncertainty(unsure, score) > uncertainty(sure, score)
+    with pytest.raises(InputError, match="Did you mean 'entropy'"):
+        uncertainty(sure, "entropi")
+
+
+def test_fidelity():
+    p = torch.tensor([[0.6, 0.4], [0.2, 0.8]])
+    q = torch.tensor([[0.5, 0.5 - 1e-6], [0.7, 0.3]])
+    assert metrics.agreement(p, q) == 0.5
+    assert metrics.total_variation(p, q) == pytest.approx((0.1 + 0.5) / 2, abs=1e-5)
+    with pytest.raises(InputError, match="same points and classes"):
+        metrics.agreement(p, q[:1])
+
+
+@pytest.mark.parametrize(("n", "m"), [(40, 40), (40, 25), (7, 60)])
+def test_wasserstein_against_scipy_and_definition(n, m):
+    generator = torch.Generator().manual_seed(3)
+    a = torch.randn(n, 5, generator=generator)
+    b = torch.randn(m, 5, generator=generator) * 2 + 1
+    expected = np.mean([stats.wasserstein_distance(a[:, i], b[:, i]) for i in range(5)])
+    assert metrics.wasserstein1(a, b) == pytest.approx(expected, rel=1e-6)
+    # W2 by repeating every sample until both lists are equally long.
+    x = a.double().sort(0).values.repeat_interleave(m, 0)
+    y = b.double().sort(0).values.repeat_interleave(n, 0)
+    assert metrics.wasserstein2(a, b) == pytest.approx((x - y).square().mean(0).sqrt().mean().item())
+    assert metrics.wasserstein2(a, b) >= metrics.wasserstein1(a, b)
+
+
+def test_wasserstein_of_shifted_gaussians_is_the_shift():
+    a = torch.randn(4000, 3, generator=torch.Generator().manual_seed(4))
+    assert metrics.wasserstein1(a, a + 0.7) == pytest.approx(0.7, rel=1e-5)
+    assert metrics.wasserstein2(a, a + 0.7) == pytest.approx(0.7, rel=1e-5)
+
+
+def test_diversity_against_naive_loops():
+    p = torch.randn(4, 30, 3, generator=torch.Generator().manual_seed(5)).softmax(-1).double()
+    pairs = [(i, j) for i in range(4) for j in range(4) if i != j]
+    differ = [(p[i].argmax(-1) != p[j].argmax(-1)).double().mean() for i, j in pairs]
+    assert metrics.disagreement(p) == pytest.approx(torch.stack(differ).mean().item())
+    kl = [(p[i] * (p[i].log() - p[j].log())).sum(-1).mean() for i, j in pairs]
+    assert metrics.pairwise_kl(p) == pytest.approx(torch.stack(kl).mean().item())
+    mean = p.mean(0)
+    each = [(q * (q.log() - mean.log())).sum(-1).mean() for q in p]
+    assert metrics.jensen_shannon(p) == pytest.approx(torch.stack(each).mean().item())
+    assert torch.equal(disagreement_matrix(p).diagonal(), torch.zeros(4).double())
+    same = p[:1].expand(3, -1, -1)
+    assert metrics.disagreement(same) == 0
+    assert metrics.pairwise_kl(same) == pytest.approx(0, abs=1e-12)
+    with pytest.raises(InputError, match="at least two members"):
+        metrics.disagreement(p[:1])
+
+
+def test_cosine_of_weights():
+    members = pm.Members({"a": torch.tensor([[1.0, 0.0], [0.0, 2.0]]), "b": torch.tensor([[1.0], [2.0]])})
+    similarity = metrics.cosine_similarity(members)
+    expected = 2 / (math.sqrt(2) * math.sqrt(8))
+    torch.testing.assert_close(
+        similarity, torch.tensor([[1.0, expected], [expected, 1.0]], dtype=torch.float64)
+    )
+
+
+def test_logits_are_refused():
+    with pytest.raises(InputError, match="Apply softmax"):
+        metrics.nll(torch.randn(5, 3) * 4, torch.zeros(5, dtype=torch.int64))
+    with pytest.raises(InputError, match="labels"):
+        metrics.nll(torch.full((5, 2), 0.5), torch.zeros(4, dtype=torch.int64))

@@ -171,6 +171,13 @@ NETWORKS = [
         labels(3),
         CATEGORICAL,
     ),
+    NetworkCase(
+        "batch_norm_and_dropout",
+        lambda: pm.models.MLP(4, 3, (6,), batch_norm=True, dropout=0.2),
+        numbers(4),
+        labels(3),
+        CATEGORICAL,
+    ),
     NetworkCase("convolution", conv_net, numbers(2, 6, 6), labels(3), CATEGORICAL),
     NetworkCase("lstm", LastState, numbers(4, 3), labels(3), CATEGORICAL, vectorises=False),
     NetworkCase("transformer", TransformerBlock, numbers(5, 8), labels(3), CATEGORICAL),

@@ -23,6 +23,13 @@ class NotCollapsible(PolymodeError):
 class CannotVectorise(PolymodeError):
     """A module that the ``vmap`` backend cannot run, although it was demanded."""
 
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"The vmap backend cannot run this module: {reason} Use backend='loop', or "
+            "backend='auto' to let a measurement choose."
+        )
+
 
 class CheckpointError(PolymodeError):
     """A saved run or posterior that is damaged, foreign or belongs to another network."""

@@ -241,10 +241,7 @@ def _vmap(function: Callable, members: Members, own: Tree, of_group: Tree) -> An
         outputs = vmap(one_group, randomness="error")(*folded, *of_chain)
         return map_tree(lambda t: t.flatten(0, 1), outputs)
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        raise CannotVectorise(
-            f"The vmap backend cannot run this module: {str(error).splitlines()[0]} "
-            "Use backend='loop', or backend='auto' to let a measurement choose."
-        ) from error
+        raise CannotVectorise(str(error).splitlines()[0]) from error
 
 
 def _flattened(tree: Tree) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tree]]:

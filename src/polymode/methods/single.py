@@ -9,7 +9,7 @@ import torch
 from polymode.posteriors import Particles, Posterior
 from polymode.priors import gaussian_prior
 from polymode.schedules import Constant, Schedule
-from polymode.training import Method, Optimizer, Phase, Problem, State, keep_rule
+from polymode.training import Method, Optimizer, Over, Phase, Problem, State, keep_rule
 from polymode.training.method import Keep
 
 
@@ -39,7 +39,7 @@ class Single(Method):
                 "train",
                 epochs,
                 problem.objective(prior),
-                optimizers={"all": self.optimizer},
+                optimizers={"all": Over(self.optimizer)},
                 schedule=self.schedule,
                 keep=keep_rule(self.keep),
             )

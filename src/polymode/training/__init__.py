@@ -4,6 +4,7 @@ from polymode.training.fit import Epoch, fit
 from polymode.training.method import (
     KeepBest,
     Method,
+    Over,
     Phase,
     Problem,
     State,
@@ -20,6 +21,7 @@ __all__ = [
     "Method",
     "Objective",
     "Optimizer",
+    "Over",
     "Phase",
     "Problem",
     "State",

@@ -39,6 +39,11 @@ class Batch:
     pieces: Sequence[Piece]
     cohorts: Sequence[int]
 
+    @property
+    def groups(self) -> range:
+        """The active chains; a step must leave everything of the others alone, their generators too."""
+        return range(self.pieces[0].groups.start, self.pieces[-1].groups.stop)
+
     def only(self, group: int) -> "Batch":
         """The part of the batch that belongs to one group."""
         for piece in self.pieces:

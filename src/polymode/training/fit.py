@@ -283,6 +283,7 @@ class _Run:
         self.seconds = 0.0
         self.history: list[dict[str, Any]] = []
         self.record: dict[str, Any] = {}
+        self.rate = 1.0  # the schedule's factor at the latest step
         self.losses: list[Tensor] = []  # of the epoch's steps so far, [M] each
 
     def _check_data(self, template: nn.Module) -> Any:
@@ -354,7 +355,10 @@ class _Run:
             try:
                 seconds["vmap"] = self._time_step("vmap")
             except CannotVectorise as error:
-                warnings.warn(f"Members run one after another: {error}", stacklevel=4)
+                warnings.warn(
+                    f"Members run one after another, because vmap cannot run this module: {error.reason}",
+                    stacklevel=4,
+                )
             chosen = min(BACKENDS, key=lambda name: seconds.get(name, float("inf")))
         self.execution.backend = chosen
         self.record["backend"] = chosen
@@ -405,19 +409,22 @@ class _Run:
         return "vmap"
 
     def _build_optimizers(self, phase: Phase) -> None:
-        cohorts = self.batches.cohorts
-        members = self.state.members
-        optimizers = dict(self.state.optimizers) if phase.carry_optimizers else {}
-        for name, spec in phase.optimizers.items():
-            if name not in optimizers:
-                wanted = phase.weights_of.get(name, phase.objective.trainable)
-                tensors = {n: t for n, t in members.stacked.items() if n in wanted}
-                rows = [members.rows(cohort) for cohort in cohorts]
-                if not tensors:
-                    tensors = {n: t for n, t in members.shared.items() if n in wanted}
-                    rows = cohorts
-                optimizers[name] = MemberOptimizer(spec, tensors, self.problem.exempt, rows)
-        self.state.optimizers = optimizers
+        cohorts, members = self.batches.cohorts, self.state.members
+        carried = {n: o for n, o in self.state.optimizers.items() if n in phase.carry}
+        self.state.optimizers = carried
+        for name, over in phase.optimizers.items():
+            if name in carried:
+                continue
+            wanted = phase.objective.trainable if over.names is None else over.names
+            tensors = {n: t for n, t in members.stacked.items() if n in wanted}
+            rows = [members.rows(cohort) for cohort in cohorts]
+            group_size = members.group_size if over.separate_members else None
+            if not tensors:
+                tensors = {n: t for n, t in members.shared.items() if n in wanted}
+                rows, group_size = cohorts, None
+            self.state.optimizers[name] = MemberOptimizer(
+                over.optimizer, tensors, self.problem.exempt, rows, group_size
+            )
 
     # --- training -----------------------------------------------------------------------------
 
@@ -625,6 +632,7 @@ class _Run:
                 "scores": state.best_scores,
             },
             "losses": self.losses,
+            "rate": self.rate,
             "record": self.record,
             "history": self.history,
             "seconds": self.seconds,
@@ -646,7 +654,7 @@ class _Run:
         state.finished.restore(content["num_finished"], members.num_groups, members.group_size)
         self.record, self.history = content["record"], content["history"]
         self.seconds = content["seconds"]
-        self.losses = content["losses"]
+        self.losses, self.rate = content["losses"], content["rate"]
         self.execution.backend = self.record["backend"]
         if self.position.entered:
             self._build_optimizers(self.phases[self.position.phase])

@@ -189,12 +189,24 @@ def nothing(state: State) -> None:
 
 
 @dataclass(frozen=True)
+class Over:
+    """An optimiser over some weights: all trainable ones, or those named.
+
+    The names are all stacked or all shared weights. separate_members: members of a chain step one at a
+    time (late-phase rounds), each with its own moments and step count.
+    """
+
+    optimizer: Optimizer
+    names: frozenset[str] | None = None
+    separate_members: bool = False
+
+
+@dataclass(frozen=True)
 class Phase:
     """A stretch of training with one rule.
 
     step: what happens with each round of ``batches`` minibatches ("full": the whole data set).
-    optimizers: built when the phase begins over the named weights (all trainable ones when None); with
-        ``carry_optimizers`` those of the same name go on as they were.
+    optimizers: built when the phase begins; those named in ``carry`` go on as they were.
     schedule: multiplies the learning rates. cost: member-epochs that a chain spends in an epoch.
     enter, end_epoch, leave: hooks of the method at the phase's borders.
     """
@@ -203,9 +215,8 @@ class Phase:
     epochs: int
     objective: Objective
     step: Step = descend
-    optimizers: Mapping[str, Optimizer] = field(default_factory=dict)
-    weights_of: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    carry_optimizers: bool = False
+    optimizers: Mapping[str, Over] = field(default_factory=dict)
+    carry: frozenset[str] = frozenset()
     schedule: Schedule = Constant()
     batches: int | Literal["full"] = 1
     cost: float = 1.0

@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,8 @@ class Optimizer:
     def over(self, parameters: Mapping[str, Tensor], exempt: frozenset[str]) -> torch.optim.Optimizer:
         """Build the optimiser over leaf tensors, with the exempt ones in a group without decay."""
         options = dict(self.options)
-        if self.kind in FUSED and not {"fused", "foreach", "differentiable"} & options.keys():
+        chosen = {"fused", "foreach", "differentiable"} & options.keys()
+        if self.kind in FUSED and not chosen and all(map(_is_dense, parameters.values())):
             options["fused"] = True
         if self.decay_all or not options.get("weight_decay"):
             return self.factory(list(parameters.values()), lr=self.lr, **options)
@@ -93,11 +94,35 @@ class Optimizer:
         return self.factory([g for g in groups if g["params"]], lr=self.lr, **options)
 
 
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor fills its stretch of memory, in any order of axes.
+
+    Fused kernels walk that stretch from the first element on and take it for the tensor: on every
+    K-th row of a stack they would update the wrong members without a word.
+    """
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Rows that step together: those of a cohort, or the ``member``-th of each of its groups."""
+
+    cohort: int
+    member: int | None
+    rows: slice | int  # an integer drops the row axis
+
+
 class MemberOptimizer:
     """One optimiser over tensors [R, ...] whose rows (members, or groups) step in cohorts.
 
-    A cohort is a set of rows that always step together. Rows of a cohort that does not step keep
-    their weights, moments and step count bit by bit.
+    A cohort is a set of rows that always step together; with ``group_size`` its members step one at a
+    time. Rows that do not step keep their weights, moments and step count bit by bit.
     """
 
     def __init__(
@@ -106,59 +131,83 @@ class MemberOptimizer:
         tensors: Tensors,
         exempt: frozenset[str],
         cohorts: Sequence[slice],
+        group_size: int | None = None,
     ) -> None:
         self.spec = spec
         self.names = list(tensors)
-        num_rows = next(iter(tensors.values())).shape[0]
-        # (cohort, index into the row axis): an integer index drops the axis, so that an optimiser
-        # that looks at shapes (Muon, Adafactor) sees the member's own tensor.
-        self.units: list[tuple[int, slice | int]] = [
-            (number, rows)
-            for number, cohort in enumerate(cohorts)
-            for rows in ([cohort] if spec.elementwise else range(*cohort.indices(num_rows)))
+        self.units = [
+            unit for number, rows in enumerate(cohorts) for unit in self._units(number, rows, group_size)
         ]
         self.parameters: list[Tensors] = []
         self.instances: list[torch.optim.Optimizer] = []
-        for _, rows in self.units:
+        for unit in self.units:
             # Views of the stacked storage: an in-place update of the view is one of the member.
-            views = {name: t[rows].detach().requires_grad_() for name, t in tensors.items()}
+            views = {name: t[unit.rows].detach().requires_grad_() for name, t in tensors.items()}
             self.parameters.append(views)
             self.instances.append(spec.over(views, exempt))
 
+    def _units(self, cohort: int, rows: slice, group_size: int | None) -> list[Unit]:
+        if not self.spec.elementwise:
+            # One row without its axis: an optimiser that looks at shapes (Muon, Adafactor) or norms
+            # sees the member's own tensors and no others.
+            return [
+                Unit(cohort, None if group_size is None else row % group_size, row)
+                for row in range(rows.start, rows.stop)
+            ]
+        if group_size is None:
+            return [Unit(cohort, None, rows)]
+        return [
+            Unit(cohort, member, slice(rows.start + member, rows.stop, group_size))
+            for member in range(group_size)
+        ]
+
+    def _active(self, cohorts: Sequence[int] | None, member: int | None) -> Iterator[int]:
+        for index, unit in enumerate(self.units):
+            if (cohorts is None or unit.cohort in cohorts) and unit.member == member:
+                yield index
+
     def set_rates(self, factors: Sequence[float]) -> None:
         """Multiply the base learning rate by a factor for each cohort."""
-        for (cohort, _), instance in zip(self.units, self.instances, strict=True):
+        for unit, instance in zip(self.units, self.instances, strict=True):
             for group in instance.param_groups:
-                group["lr"] = self.spec.lr * factors[cohort]
+                group["lr"] = self.spec.lr * factors[unit.cohort]
 
-    def step(self, gradients: Tensors, active: Sequence[int] | None = None) -> None:
-        """Step the active cohorts (all, unless given) with gradients [R, ...] of the same rows."""
-        for unit, (cohort, rows) in enumerate(self.units):
-            if active is None or cohort in active:
-                mine = {name: gradients[name][rows] for name in self.names}
-                self._assign(unit, mine, stacked=isinstance(rows, slice))
-                self.instances[unit].step()
+    def step(
+        self, gradients: Tensors, cohorts: Sequence[int] | None = None, member: int | None = None
+    ) -> None:
+        """Step some cohorts (all, unless given) with gradients [R, ...] of the same rows.
+
+        member: which member of each group steps, where members step one at a time.
+        """
+        for index in self._active(cohorts, member):
+            rows = self.units[index].rows
+            mine = {name: gradients[name][rows] for name in self.names}
+            self._assign(index, mine)
+            self.instances[index].step()
 
     def step_with_closure(
-        self, evaluate: Callable[[int], tuple[Tensor, Tensors]], active: Sequence[int] | None = None
+        self,
+        evaluate: Callable[[int], tuple[Tensor, Tensors]],
+        cohorts: Sequence[int] | None = None,
+        member: int | None = None,
     ) -> None:
         """Step optimisers that evaluate the loss themselves; ``evaluate(row)`` gives loss and gradients."""
-        for unit, (cohort, row) in enumerate(self.units):
-            if active is None or cohort in active:
-                assert isinstance(row, int)
+        for index in self._active(cohorts, member):
+            row = self.units[index].rows
+            assert isinstance(row, int)
 
-                def closure(unit: int = unit, row: int = row) -> Tensor:
-                    loss, gradients = evaluate(row)
-                    mine = {name: gradients[name] for name in self.names}
-                    self._assign(unit, mine, stacked=False)
-                    return loss
+            def closure(index: int = index, row: int = row) -> Tensor:
+                loss, gradients = evaluate(row)
+                self._assign(index, {name: gradients[name] for name in self.names})
+                return loss
 
-                self.instances[unit].step(closure)  # type: ignore[arg-type]
+            self.instances[index].step(closure)  # type: ignore[arg-type]
 
-    def _assign(self, unit: int, gradients: Tensors, *, stacked: bool) -> None:
+    def _assign(self, index: int, gradients: Tensors) -> None:
         if self.spec.clip_norm is not None:
+            stacked = isinstance(self.units[index].rows, slice)
             gradients = clip_each(gradients, self.spec.clip_norm, stacked=stacked)
-        for name, parameter in self.parameters[unit].items():
+        for name, parameter in self.parameters[index].items():
             gradient = gradients[name]
             if gradient.stride() != parameter.stride():  # fused kernels walk the raw memory
                 gradient = torch.empty_like(parameter).copy_(gradient)

@@ -1,0 +1,278 @@
+"""Sketches of the five papers' methods in the contracts, as small as they can be.
+
+They are not the methods, which come with their own files and tests: they show that chains of members
+(000), noise and KL terms (001), component mixtures (002), trajectories (003) and shared weights with an
+inner loop (004) need nothing that the core does not have.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from polymode.members import Members
+from polymode.posteriors import Particles
+from polymode.priors import gaussian_penalty
+from polymode.training import Method, Optimizer, Over, Phase, State, descend
+
+SGD = Optimizer("SGD", lr=0.05, momentum=0.9)
+
+
+class Sketch(Method):
+    summary: ClassVar[str] = "a sketch"
+
+    def for_budget(self, member_epochs):
+        raise AssertionError
+
+
+def draw_normal(state: State, name: str, groups: range | None = None) -> None:
+    """Fill ``state.own[name]`` [M, ...] with normal numbers, each chain from its own generator."""
+    for group in groups or range(state.members.num_groups):
+        generator = state.generators[group]
+        rows = state.members.rows(slice(group, group + 1))
+        target = state.own[name][rows]
+        target.copy_(torch.randn(target.shape, generator=generator, dtype=target.dtype))
+
+
+@dataclass(frozen=True)
+class AnchoredChain(Sketch):
+    """000: a long training at the first anchor, then short ones while the anchor walks."""
+
+    name: ClassVar[str] = "anchored_chain"
+    chains: int = 2
+    length: int = 3
+
+    @property
+    def num_chains(self):
+        return self.chains
+
+    def init(self, problem, generator):
+        members = problem.initial_members(generator)
+        anchors = {
+            f"anchor.{n}": torch.randn(members.stacked[n].shape, generator=generator, dtype=torch.float64)
+            for n in sorted(problem.trainable)
+        }
+        return State(members, own=anchors)
+
+    def phases(self, problem, epochs):
+        def penalty(weights, own):
+            centre = {n: own[f"anchor.{n}"] for n in problem.trainable}
+            return gaussian_penalty({n: weights[n] for n in problem.trainable}, 1.0, centre)
+
+        def walk(state):
+            for name, anchor in state.own.items():
+                before = anchor.clone()
+                draw_normal(state, name)
+                anchor.mul_(0.3).add_(before, alpha=0.9)
+
+        def finish(state):
+            state.finished.append(state.members)
+
+        objective = problem.objective(penalty)
+        first = Phase("long", epochs, objective, optimizers={"all": Over(SGD)}, leave=finish)
+        short = replace(first, name="short", epochs=1, enter=walk)
+        return [first, *[short] * (self.length - 1)]
+
+    def posterior(self, problem, state):
+        return Particles(problem.network, blocks=state.finished.blocks)
+
+
+@dataclass(frozen=True)
+class MeanField(Sketch):
+    """001: Gaussian weights; each step draws noise, the loss has a KL term of the whole data set."""
+
+    name: ClassVar[str] = "mean_field"
+
+    def init(self, problem, generator):
+        start = problem.initial_members(generator)
+        shared = {f"mean.{n}": start.stacked[n] for n in sorted(problem.trainable)}
+        shared |= {f"rho.{n}": torch.full_like(start.stacked[n], -4.0) for n in problem.trainable}
+        rest = {n: t for n, t in start.stacked.items() if n not in problem.trainable}
+        own = {f"noise.{n}": torch.zeros_like(start.stacked[n]) for n in sorted(problem.trainable)}
+        # A group needs something of its own: its (empty) weight of the draw.
+        return State(Members(rest | {"draw": torch.zeros(1, 1)}, shared), own=own)
+
+    def phases(self, problem, epochs):
+        names = sorted(problem.trainable)
+
+        def realise(weights, own):
+            rest = {n: t for n, t in weights.items() if "." not in n or n.split(".")[0] not in ("mean", "rho")}
+            rest.pop("draw")
+            drawn = {
+                n: weights[f"mean.{n}"] + F.softplus(weights[f"rho.{n}"]) * own[f"noise.{n}"] for n in names
+            }
+            return rest | drawn
+
+        def kl(weights, own):
+            terms = []
+            for n in names:
+                mean, std = weights[f"mean.{n}"], F.softplus(weights[f"rho.{n}"])
+                terms.append((-std.log() + 0.5 * (std.square() + mean.square()) - 0.5).sum())
+            return torch.stack(terms).sum()
+
+        def step(state: State, batches, objective) -> Tensor:
+            for name in state.own:
+                draw_normal(state, name, batches[0].groups)
+            losses, gradients = objective.losses_and_gradients(state, batches[0])
+            state.optimizers["all"].step(gradients.shared, batches[0].cohorts)
+            return losses
+
+        trainable = frozenset(f"{kind}.{n}" for n in names for kind in ("mean", "rho"))
+        objective = problem.objective(kl, realise, trainable)
+        return [Phase("fit", epochs, objective, step, {"all": Over(SGD, trainable)})]
+
+    def posterior(self, problem, state):
+        names = sorted(problem.trainable)
+        shared = state.members.shared
+        draws = {}
+        for n in names:
+            noise = torch.randn(4, *shared[f"mean.{n}"].shape[1:], generator=state.generators[0], dtype=torch.float64)
+            draws[n] = shared[f"mean.{n}"] + F.softplus(shared[f"rho.{n}"]) * noise
+        rest = {
+            n: t.expand(4, *t.shape[1:]).clone() for n, t in state.members.stacked.items() if n != "draw"
+        }
+        return Particles(problem.network, blocks=[Members(draws | rest)])
+
+
+@dataclass(frozen=True)
+class Components(Sketch):
+    """002: K components of the last bias, one drawn for each step; the rest is shared."""
+
+    name: ClassVar[str] = "components"
+    patched: str = "bias"
+
+    def init(self, problem, generator):
+        start = problem.initial_members(generator)
+        name = self._patched(problem)
+        components = start.stacked[name][:, None] + 0.1 * torch.randn(
+            1, 3, *start.stacked[name].shape[1:], generator=generator, dtype=torch.float64
+        )
+        shared = {n: t for n, t in start.stacked.items() if n in problem.trainable and n != name}
+        rest = {n: t for n, t in start.stacked.items() if n not in problem.trainable}
+        index = {"index": torch.zeros(1, dtype=torch.int64)}
+        return State(Members(rest | {"draw": torch.zeros(1, 1)}, shared | {name: components}), own=index)
+
+    def _patched(self, problem):
+        return max(n for n in problem.trainable if n.endswith(self.patched))
+
+    def phases(self, problem, epochs):
+        name = self._patched(problem)
+
+        def realise(weights, own):
+            chosen = weights[name].index_select(0, own["index"].reshape(1)).squeeze(0)
+            return {n: t for n, t in weights.items() if n != "draw"} | {name: chosen}
+
+        def step(state: State, batches, objective) -> Tensor:
+            for group in batches[0].groups:
+                state.own["index"][group] = torch.randint(3, (), generator=state.generators[group])
+            losses, gradients = objective.losses_and_gradients(state, batches[0])
+            state.optimizers["all"].step(gradients.shared, batches[0].cohorts)
+            return losses
+
+        objective = problem.objective(realise=realise)
+        return [Phase("fit", epochs, objective, step, {"all": Over(SGD, problem.trainable)})]
+
+    def posterior(self, problem, state):
+        name = self._patched(problem)
+        members = state.members
+        shared = {n: t for n, t in members.shared.items() if n != name}
+        rest = {
+            n: t.expand(3, *t.shape[1:]).clone() for n, t in members.stacked.items() if n != "draw"
+        }
+        return Particles(problem.network, blocks=[Members(rest | {name: members.shared[name][0]}, shared)])
+
+
+@dataclass(frozen=True)
+class Trajectory(Sketch):
+    """003: every epoch's weights of one run."""
+
+    name: ClassVar[str] = "trajectory"
+
+    def init(self, problem, generator):
+        return State(problem.initial_members(generator))
+
+    def phases(self, problem, epochs):
+        keep = lambda state: state.finished.append(state.members)  # noqa: E731
+        return [
+            Phase("walk", epochs, problem.objective(), descend, {"all": Over(SGD)}, end_epoch=keep)
+        ]
+
+    def posterior(self, problem, state):
+        return Particles(problem.network, blocks=state.finished.blocks)
+
+
+@dataclass(frozen=True)
+class LateHead(Sketch):
+    """004: after T₀ the last layer becomes K members, trained in rounds; then they collapse."""
+
+    name: ClassVar[str] = "late_head"
+    num_members: int = 3
+
+    def init(self, problem, generator):
+        start = problem.initial_members(generator)
+        late = self._late(problem)
+        stacked = {n: t.repeat(self.num_members, *[1] * (t.ndim - 1)) for n, t in start.stacked.items() if n in late or n not in problem.trainable}
+        shared = {n: t for n, t in start.stacked.items() if n in problem.trainable and n not in late}
+        return State(Members(stacked, shared))
+
+    def _late(self, problem):
+        last = max(n.rsplit(".", 1)[0] for n in problem.trainable)
+        return frozenset(n for n in problem.trainable if n.rsplit(".", 1)[0] == last)
+
+    def phases(self, problem, epochs) -> Sequence[Phase]:
+        objective, late = problem.objective(), self._late(problem)
+        base = problem.trainable - late
+        count = self.num_members
+
+        def ordinary(state, batches, objective):
+            losses, gradients = objective.losses_and_gradients(state, batches[0], member=0)
+            state.optimizers["late"].step(gradients.stacked, batches[0].cohorts, member=0)
+            state.optimizers["base"].step(gradients.shared, batches[0].cohorts)
+            return losses
+
+        def split(state):
+            for tensor in state.members.stacked.values():
+                each = tensor.unflatten(0, (-1, count))
+                each.copy_(each[:, :1].expand_as(each).clone())
+
+        def round_(state, batches, objective):
+            total, losses = None, []
+            for member, batch in enumerate(batches):
+                each, gradients = objective.losses_and_gradients(state, batch, member=member)
+                state.optimizers["late"].step(gradients.stacked, batch.cohorts, member=member)
+                total = (
+                    dict(gradients.shared)
+                    if total is None
+                    else {n: t + gradients.shared[n] for n, t in total.items()}
+                )
+                losses.append(each)
+            if len(batches) == count:  # the base gradient of a leftover round is dropped
+                state.optimizers["base"].step(total, batches[-1].cohorts)
+            return torch.stack(losses).nanmean(0)
+
+        optimizers = {"base": Over(SGD, base), "late": Over(SGD, late, separate_members=True)}
+        early = Phase("early", epochs // 2, objective, ordinary, optimizers)
+        rest = epochs - epochs // 2
+        return [
+            early,
+            replace(
+                early,
+                name="late",
+                epochs=rest,
+                step=round_,
+                batches=count,
+                enter=split,
+                carry=frozenset({"base"}),
+            ),
+        ]
+
+    def posterior(self, problem, state):
+        mean = {n: t.float().mean(0, keepdim=True).to(t.dtype) for n, t in state.members.stacked.items()}
+        mean |= {n: t.mean(0, keepdim=True) for n, t in state.members.stacked.items() if t.is_floating_point()}
+        return Particles(problem.network, blocks=[Members(mean | state.members.shared)])
+
+
+SKETCHES = [AnchoredChain(), MeanField(), Components(), Trajectory(), LateHead()]

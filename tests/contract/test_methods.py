@@ -1,0 +1,173 @@
+"""What every method of the registry must do, on every kind of network."""
+
+import copy
+import json
+
+import pytest
+import torch
+from cases import BY_NAME, NETWORKS
+from contract.registry import SMALL
+
+import polymode as pm
+from polymode.errors import CheckpointError
+from polymode.members import Tensors
+from polymode.methods import METHODS
+from polymode.training.method import describe
+from polymode.trees import leaves
+
+methods = pytest.mark.parametrize("name", METHODS)
+
+
+def run(name, case, **options):
+    options = {"backend": "loop", "progress": False, "epochs": 2} | options
+    data = options.pop("data", None) or case.data()
+    return pm.fit(SMALL[name](), case.double_factory, data, likelihood=case.likelihood, **options)
+
+
+def weights(posterior) -> Tensors:
+    drawn = list(posterior.draw())
+    return {n: torch.cat([block.stacked[n] for block in drawn]) for n in drawn[0].stacked}
+
+
+def predictions(posterior, case):
+    return posterior.predict(case.data(seed=5).inputs, batch_size=7)
+
+
+def test_every_method_has_a_small_instance():
+    assert SMALL.keys() == METHODS.keys()
+    for name, method in METHODS.items():
+        assert method.name == name
+        assert method.summary
+        assert (method.__doc__ or "").strip()
+
+
+@methods
+@pytest.mark.parametrize("case", NETWORKS, ids=lambda c: c.name)
+def test_fits_every_network_and_replays(name, case):
+    first, second = run(name, case), run(name, case)
+    for key, tensor in weights(first).items():
+        assert tensor.isfinite().all()
+        assert torch.equal(tensor, weights(second)[key]), key
+    assert torch.equal(predictions(first, case).mean, predictions(second, case).mean)
+    other = run(name, case, seed=1)
+    assert any(not torch.equal(t, weights(other)[k]) for k, t in weights(first).items())
+
+
+@methods
+@pytest.mark.parametrize("case", [c for c in NETWORKS if c.vectorises], ids=lambda c: c.name)
+def test_backends_agree_in_float64(name, case):
+    loop, vmap = run(name, case), run(name, case, backend="vmap")
+    assert vmap.record["backend"] == "vmap"
+    for key, tensor in weights(loop).items():
+        torch.testing.assert_close(tensor, weights(vmap)[key], rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(predictions(loop, case).mean, predictions(vmap, case).mean)
+
+
+@methods
+def test_members_differ(name):
+    posterior = run(name, BY_NAME["mlp"])
+    for tensor in weights(posterior).values():
+        for i in range(len(tensor)):
+            for j in range(i):
+                assert not torch.allclose(tensor[i], tensor[j])
+
+
+@methods
+def test_training_lowers_the_loss(name):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(120, 4, generator=generator, dtype=torch.float64)
+    y = (x @ torch.randn(4, 3, generator=generator, dtype=torch.float64)).argmax(-1)
+    data = pm.ArrayData(x, y, batch_size=20)
+    posterior = run(name, BY_NAME["mlp"], data=data, epochs=60)
+    losses = [entry["loss"] for entry in posterior.record["history"]]
+    assert losses[-1] < 0.8 * losses[0]
+    assert pm.metrics.accuracy(posterior.predict(x).mean, y) > 0.8
+
+
+@methods
+@pytest.mark.parametrize("network", ["batch_norm", "learned_noise", "random_features", "convolution"])
+def test_save_and_load(name, network, tmp_path):
+    case = BY_NAME[network]
+    posterior = run(name, case)
+    posterior.save(tmp_path / "saved")
+    loaded = pm.load_posterior(tmp_path / "saved", case.double_factory)
+    assert loaded.num_members == posterior.num_members
+    assert torch.equal(predictions(loaded, case).mean, predictions(posterior, case).mean)
+    assert loaded.record["method"] == describe(SMALL[name]())
+    json.dumps(loaded.record)  # readable without polymode
+    with pytest.raises(CheckpointError, match="belongs to another network"):
+        pm.load_posterior(tmp_path / "saved", lambda: pm.models.MLP(4, 5, (7, 7)))
+
+
+@methods
+def test_frozen_weights_of_a_module_are_saved_too(name, tmp_path):
+    module = pm.models.MLP(4, 3, (6,)).double()
+    module[1].requires_grad_(False)
+    case = BY_NAME["mlp"]
+    posterior = pm.fit(
+        SMALL[name](), module, case.data(), likelihood="categorical", epochs=1, progress=False
+    )
+    posterior.save(tmp_path / "saved")
+    fresh = pm.load_posterior(tmp_path / "saved", case.double_factory)
+    assert torch.equal(predictions(fresh, case).mean, predictions(posterior, case).mean)
+
+
+@methods
+@pytest.mark.parametrize("sizes", [(24,), (24, 13)], ids=["one set", "two sets"])
+def test_measured_budget_equals_declared(name, sizes):
+    case, method = BY_NAME["mlp"], SMALL[name]()
+    data = [case.data(size) for size in sizes]
+    posteriors = pm.fit(
+        method, case.double_factory, data, likelihood=case.likelihood, epochs=3, progress=False
+    )
+    problem = _problem(case)
+    for posterior in posteriors:
+        assert posterior.record["member_epochs"] == pytest.approx(method.declared_budget(problem, 3))
+
+
+@methods
+def test_for_budget_spends_what_it_is_given(name):
+    method, epochs = SMALL[name]().for_budget(30)
+    assert method.declared_budget(_problem(BY_NAME["mlp"]), epochs) == pytest.approx(30)
+
+
+def _problem(case):
+    from polymode.posteriors.base import Network
+    from polymode.surgery import trainable_names
+    from polymode.training.method import Problem
+    from polymode.training.objective import Execution
+
+    module = case.double_factory()
+    names = trainable_names(module)
+    execution = Execution(torch.device("cpu"), torch.tensor([24]))
+    network = Network(copy.deepcopy(module), case.likelihood)
+    return Problem(network, names, frozenset(), lambda chain, generator: {}, execution)
+
+
+@methods
+@pytest.mark.parametrize("network", ["batch_norm", "dropout", "tied_tokens", "lstm"])
+def test_the_users_module_is_untouched(name, network):
+    case = BY_NAME[network]
+    module = case.double_factory()
+    before, description = copy.deepcopy(module.state_dict()), repr(module)
+    data = case.data()
+    inputs = [leaf.clone() for leaf in leaves(data.inputs)]
+    try:
+        method = SMALL[name]()
+        pm.fit(method, module, data, likelihood=case.likelihood, epochs=2, progress=False, backend="loop")
+    except pm.errors.InputError as error:  # modules that only a factory can draw anew
+        assert "factory" in str(error)
+    assert repr(module) == description
+    assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in module.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(inputs, leaves(data.inputs), strict=True))
+
+
+@methods
+def test_measured_choice_is_recorded_and_kept(name, tmp_path):
+    case = BY_NAME["mlp"]
+    posterior = run(name, case, backend="auto", run_dir=tmp_path / "run")
+    assert posterior.record["backend"] in ("vmap", "loop")
+    again = run(name, case, backend="auto", run_dir=tmp_path / "run", resume=True)
+    assert again.record["backend"] == posterior.record["backend"]
+    assert torch.equal(predictions(again, case).mean, predictions(posterior, case).mean)

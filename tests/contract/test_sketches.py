@@ -1,0 +1,126 @@
+"""All five papers fit the contracts: see sketches.py."""
+
+import pytest
+import torch
+from cases import BY_NAME
+from contract.sketches import SKETCHES, LateHead
+from torch import nn
+from torch.nn import functional as F
+
+import polymode as pm
+from polymode.methods import DeepEnsemble
+from polymode.seeds import derive_generator
+
+sketches = pytest.mark.parametrize("method", SKETCHES, ids=lambda m: m.name)
+
+
+def run(method, *, case=BY_NAME["mlp"], data=None, **options):
+    options = {"backend": "loop", "progress": False, "epochs": 4} | options
+    data = case.data() if data is None else data
+    return pm.fit(method, case.double_factory, data, likelihood=case.likelihood, **options)
+
+
+def weights(posterior):
+    drawn = list(posterior.draw())
+    return {n: torch.cat([b.stacked[n] for b in drawn]) for n in drawn[0].stacked}
+
+
+@sketches
+def test_backends_agree(method):
+    loop, vmap = run(method), run(method, backend="vmap")
+    for name, tensor in weights(loop).items():
+        torch.testing.assert_close(tensor, weights(vmap)[name])
+    x = BY_NAME["mlp"].data().inputs
+    torch.testing.assert_close(loop.predict(x).mean, vmap.predict(x).mean)
+
+
+@sketches
+def test_an_ensemble_of_it_equals_the_chains_alone(method):
+    """Composition is more chains side by side: nothing is shared across them."""
+    pair = run(DeepEnsemble(2, of=method), backend="vmap")
+    alone = run(method)
+    first = weights(alone)
+    for name, tensor in weights(pair).items():
+        torch.testing.assert_close(tensor[: len(first[name])], first[name])
+    assert pair.num_members == 2 * alone.num_members
+
+
+@sketches
+def test_unequal_data_sets_side_by_side(method):
+    sets = [BY_NAME["mlp"].data(13, seed=1), BY_NAME["mlp"].data(24, seed=2)]
+    for data, posterior in zip(sets, run(method, data=sets, backend="vmap"), strict=True):
+        alone = run(method, data=data)
+        for name, tensor in weights(posterior).items():
+            torch.testing.assert_close(tensor, weights(alone)[name])
+
+
+class Stop(Exception):
+    pass
+
+
+@sketches
+@pytest.mark.parametrize("stop_at", [2, 3, 5])
+def test_resume_is_exact_across_phases(method, stop_at, tmp_path):
+    expected = run(method)
+    count = 0
+
+    def observer(epoch):
+        nonlocal count
+        count += 1
+        if count == stop_at:
+            raise Stop
+
+    try:
+        run(method, run_dir=tmp_path / "run", observer=observer, checkpoint_seconds=0.0)
+    except Stop:
+        resumed = run(method, run_dir=tmp_path / "run", resume=True, checkpoint_seconds=0.0)
+        for name, tensor in weights(expected).items():
+            assert torch.equal(tensor, weights(resumed)[name]), name
+    else:
+        pytest.skip(f"{method.name} ends before epoch {stop_at}")
+
+
+def test_late_rounds_against_a_naive_loop():
+    """Algorithm 1 of paper 004 by hand: members step at once, the base once a round."""
+    module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    data = BY_NAME["mlp"].data(24, batch_size=5)  # five minibatches: one round of three, one of two
+    posterior = pm.fit(
+        LateHead(3), module, data, likelihood="categorical", epochs=2, progress=False, backend="loop"
+    )
+
+    body = nn.Linear(4, 5).double()
+    head = nn.Linear(5, 3).double()
+    body.load_state_dict(module[0].state_dict())
+    head.load_state_dict(module[2].state_dict())
+
+    def sgd(parameters):
+        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+    def loss(h, rows):
+        return F.cross_entropy(h(torch.tanh(body(data.inputs[rows]))), data.targets[rows])
+
+    def order(epoch):
+        generator = derive_generator(0, "order", 0, epoch, 24)
+        return torch.randperm(24, generator=generator).split(5)
+
+    base, late = sgd(body.parameters()), sgd(head.parameters())
+    for rows in order(0):
+        base.zero_grad(), late.zero_grad()
+        loss(head, rows).backward()
+        base.step(), late.step()
+    heads = [nn.Linear(5, 3).double() for _ in range(3)]
+    for h in heads:
+        h.load_state_dict(head.state_dict())
+    optimizers = [sgd(h.parameters()) for h in heads]
+    minibatches = order(1)
+    for start in (0, 3):
+        base.zero_grad()
+        for member, rows in enumerate(minibatches[start : start + 3]):
+            optimizers[member].zero_grad()
+            loss(heads[member], rows).backward()
+            optimizers[member].step()
+        if start == 0:
+            base.step()
+    got = weights(posterior)
+    torch.testing.assert_close(got["0.weight"][0], body.weight)
+    torch.testing.assert_close(got["2.weight"][0], torch.stack([h.weight for h in heads]).mean(0))

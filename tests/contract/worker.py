@@ -1,0 +1,36 @@
+"""A run in a process of its own, so that it can be killed: ``worker.py METHOD NETWORK FOLDER``."""
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch
+from cases import BY_NAME
+from contract.registry import SMALL
+
+import polymode as pm
+
+
+def main(method: str, network: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    case = BY_NAME[network]
+    pm.fit(
+        SMALL[method](),
+        case.double_factory,
+        case.data(40, batch_size=4),
+        likelihood=case.likelihood,
+        epochs=6,
+        validation=case.data(16, seed=3),
+        run_dir=folder,
+        resume=True,
+        backend="loop",
+        progress=False,
+        checkpoint_seconds=0.0,  # after every step
+        observer=lambda epoch: time.sleep(0.01),
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,61 @@
+"""evaluate puts the metrics of one posterior together."""
+
+import pytest
+import torch
+from cases import BY_NAME
+
+import polymode as pm
+from polymode import metrics
+
+
+def fitted(name, method=None):
+    case = BY_NAME[name]
+    return case, pm.fit(
+        method or pm.methods.DeepEnsemble(3),
+        case.double_factory,
+        case.data(),
+        likelihood=case.likelihood,
+        epochs=2,
+        progress=False,
+        backend="loop",
+    )
+
+
+def test_classification_scores_are_those_of_the_predictive():
+    case, posterior = fitted("mlp")
+    test = case.data(40, seed=3)
+    foreign = 10 * torch.randn(30, 4, dtype=torch.float64)
+    reference = torch.full((40, 3), 1 / 3, dtype=torch.float64)
+    scores = pm.evaluate(posterior, test, ood=foreign, reference=reference)
+    p = posterior.predict(test.inputs)
+    assert scores["nll"] == pytest.approx(metrics.nll(p.mean, test.targets))
+    assert scores["nll"] == pytest.approx(-posterior.log_prob(test.inputs, test.targets).mean().item())
+    assert scores["ece"] == pytest.approx(metrics.ece(p.mean, test.targets))
+    assert scores["total_variation"] == pytest.approx(metrics.total_variation(p.mean, reference))
+    far = posterior.predict(foreign)
+    expected = metrics.ood_scores(p.entropy, far.entropy).auroc
+    assert scores["ood_entropy_auroc"] == pytest.approx(expected)
+    assert 0 <= scores["ood_mutual_information_fpr95"] <= 1
+
+
+def test_regression_scores():
+    case, posterior = fitted("learned_noise")
+    test = case.data(50, seed=3)
+    scores = pm.evaluate(posterior, test)
+    p = posterior.predict(test.inputs, quantiles=(0.05, 0.95))
+    assert scores["rmse"] == pytest.approx((p.mean - test.targets).square().mean().sqrt().item(), rel=1e-6)
+    inside = (test.targets >= p.quantiles[0.05]) & (test.targets <= p.quantiles[0.95])
+    assert scores["coverage90"] == pytest.approx(inside.double().mean().item())
+    assert scores["coverage95"] >= scores["coverage90"]
+    assert scores["log_density"] == pytest.approx(posterior.log_prob(test.inputs, test.targets).mean().item())
+
+
+def test_multi_label_and_tokens():
+    case, posterior = fitted("multi_label")
+    test = case.data(20, seed=3)
+    wrong = (posterior.predict(test.inputs).mean > 0.5) != (test.targets > 0.5)
+    assert pm.evaluate(posterior, test)["accuracy"] == pytest.approx(1 - wrong.double().mean().item())
+    case, posterior = fitted("tied_tokens")
+    test = case.data(6, seed=3)
+    scores = pm.evaluate(posterior, test)
+    assert scores["nll"] == pytest.approx(-posterior.log_prob(test.inputs, test.targets).mean().item())

@@ -66,9 +66,7 @@ def in_memory_batches(x, y, batch_size):
 
 
 def silent_fit(method, model, data, likelihood, epochs, **options):
-    return pm.fit(
-        method, model, data, likelihood=likelihood, epochs=epochs, progress=False, **options
-    )
+    return pm.fit(method, model, data, likelihood=likelihood, epochs=epochs, progress=False, **options)
 
 
 # --- MLPs --------------------------------------------------------------------------------------
@@ -343,7 +341,11 @@ def main() -> int:
         show(results[-1])
     if options.json:
         with open(options.json, "w") as file:
-            json.dump({"torch": torch.__version__, "threads": torch.get_num_threads(), "results": results}, file, indent=2)
+            json.dump(
+                {"torch": torch.__version__, "threads": torch.get_num_threads(), "results": results},
+                file,
+                indent=2,
+            )
     return 0
 
 

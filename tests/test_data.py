@@ -29,7 +29,14 @@ def test_trees_of_inputs_are_gathered_together():
 
 def test_loader_keeps_its_collation_and_takes_our_order():
     dataset = TensorDataset(torch.arange(10.0), torch.arange(10))
-    loader = DataLoader(dataset, batch_size=4, collate_fn=lambda rows: (torch.stack([r[0] for r in rows]) * 2, torch.stack([r[1] for r in rows])))
+    loader = DataLoader(
+        dataset,
+        batch_size=4,
+        collate_fn=lambda rows: (
+            torch.stack([r[0] for r in rows]) * 2,
+            torch.stack([r[1] for r in rows]),
+        ),
+    )
     data = as_data(loader)
     assert (data.num_examples, data.batch_size) == (10, 4)
     [got] = data.stream([torch.tensor([7, 3])])
@@ -39,7 +46,7 @@ def test_loader_keeps_its_collation_and_takes_our_order():
 
 
 def test_a_loader_that_yields_something_else_is_refused():
-    with pytest.raises(InputError, match="must yield .* it yields Tensor"):
+    with pytest.raises(InputError, match=r"must yield .* it yields Tensor"):
         next(as_data(DataLoader(torch.arange(4))).in_order(2))
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from cases import BY_NAME
 
 import polymode as pm
+from cases import BY_NAME
 from polymode import metrics
 
 

@@ -42,7 +42,9 @@ def test_bernoulli_adds_labels_up():
     expected = torch.distributions.Bernoulli(logits=logits).log_prob(targets).sum(1)
     torch.testing.assert_close(Bernoulli().log_prob(logits, targets), expected)
     one = Bernoulli().log_prob(logits[:, :1], targets[:, 0])
-    torch.testing.assert_close(one, torch.distributions.Bernoulli(logits=logits[:, 0]).log_prob(targets[:, 0]))
+    torch.testing.assert_close(
+        one, torch.distributions.Bernoulli(logits=logits[:, 0]).log_prob(targets[:, 0])
+    )
 
 
 def test_gaussians_are_normal_densities():

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from cases import BY_NAME, NETWORKS
 from torch import nn
 
 import polymode as pm
+from cases import BY_NAME, NETWORKS
 from polymode.errors import CannotVectorise, InputError
 from polymode.members import Members, concatenate, map_members
 from polymode.surgery import prepare, tensors_of

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import pytest
 import torch
-from cases import BY_NAME
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 import polymode as pm
+from cases import BY_NAME
 from polymode.errors import InputError
 from polymode.members import Members
 from polymode.posteriors import Particles, Posterior
@@ -154,7 +154,8 @@ def test_many_members_come_in_blocks():
     count = 2 * BLOCK_MEMBERS + 5
     states = [tensors_of(case.double_factory()) for _ in range(count)]
     posterior = Particles(
-        Network(case.double_factory(), case.likelihood), blocks=[pm.stack(states[:9]), pm.stack(states[9:])]
+        Network(case.double_factory(), case.likelihood),
+        blocks=[pm.stack(states[:9]), pm.stack(states[9:])],
     )
     sizes = [block.num_members for block in posterior.draw()]
     assert sum(sizes) == count

@@ -41,7 +41,7 @@ def test_temperature_is_found(temperature):
 
 @pytest.mark.parametrize("miscoverage", [0.05, 0.2])
 def test_conformal_sets_cover(miscoverage):
-    """Coverage on new points is Beta-distributed around 1 − α with standard deviation ~ sqrt(α(1−α)(1/n+1/m))."""
+    """Coverage of new points: mean 1 − α, standard deviation about sqrt(α(1−α)(1/n + 1/m))."""
     calibration, labels = drawn(2000, 3.0, 1)
     test, test_labels = drawn(5000, 3.0, 2)
     sets = pm.ConformalSets.fit(calibration, labels, miscoverage).sets(test)
@@ -56,7 +56,12 @@ def test_conformal_intervals_cover():
     std = torch.rand(6000, generator=generator) + 0.2
     targets = 5 * std * torch.randn(6000, generator=generator)  # five times what is claimed
     claimed = pm.GaussianPredictive(torch.zeros(6000), std**2, torch.zeros(6000), 1)
-    part = lambda s: pm.GaussianPredictive(claimed.mean[s], claimed.noise_variance[s], claimed.member_variance[s], 1)  # noqa: E731
+
+    def part(s):
+        return pm.GaussianPredictive(
+            claimed.mean[s], claimed.noise_variance[s], claimed.member_variance[s], 1
+        )
+
     fitted = pm.ConformalIntervals.fit(part(slice(0, 2000)), targets[:2000], 0.1)
     low, high = fitted.intervals(part(slice(2000, None)))
     covered = metrics.interval_coverage(low, high, targets[2000:])

@@ -169,9 +169,7 @@ class Categorical(Likelihood):
                 f"network gives {list(logits.shape)} for labels {list(targets.shape)}."
             )
         if logits.shape[-1] < 2:
-            raise InputError(
-                "Categorical needs at least two outputs; for one yes/no output use 'bernoulli'."
-            )
+            raise InputError("Categorical needs at least two outputs; for one yes/no output use 'bernoulli'.")
 
     def accumulator(self, num_points: int) -> Accumulator:
         return _CategoricalAccumulator(self, num_points)
@@ -206,9 +204,7 @@ class Bernoulli(Likelihood):
 
     def terms(self, outputs: Tree, targets: Tensor) -> Tensor:
         logits = self._logits(outputs, targets)
-        return -F.binary_cross_entropy_with_logits(
-            logits, targets.to(logits.dtype), reduction="none"
-        )
+        return -F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none")
 
     def errors(self, outputs: Tree, targets: Tensor) -> Tensor:
         wrong = ((self._logits(outputs, targets) > 0) != (targets > 0.5)).float()
@@ -345,8 +341,7 @@ class LearnedGaussian(_Gaussian):
     def __post_init__(self) -> None:
         if not self.initial_std > self.min_std > 0:
             raise InputError(
-                f"LearnedGaussian needs initial_std > min_std > 0, got {self.initial_std} and "
-                f"{self.min_std}."
+                f"LearnedGaussian needs initial_std > min_std > 0, got {self.initial_std} and {self.min_std}."
             )
 
     def prepare(self, module: nn.Module) -> nn.Module:
@@ -429,9 +424,7 @@ def make_likelihood(likelihood: "str | Likelihood | dict") -> Likelihood:
     return LIKELIHOODS[kind](**options)
 
 
-def quantiles_of(
-    likelihood: Likelihood, outputs: Tree, weights: Tensor, levels: Sequence[float]
-) -> Tensor:
+def quantiles_of(likelihood: Likelihood, outputs: Tree, weights: Tensor, levels: Sequence[float]) -> Tensor:
     """Quantiles [q, b, ...] of the mixture of all members' outputs [m, b, ...] at some points."""
     if not isinstance(likelihood, _Gaussian):
         raise InputError(f"Quantiles need a Gaussian likelihood, this one is {likelihood.kind!r}.")

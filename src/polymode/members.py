@@ -48,14 +48,10 @@ class Members:
             )
         num_members = next(iter(sizes.values()))
         if num_members < 1 or num_members % self.num_groups:
-            raise InputError(
-                f"{num_members} members do not divide into {self.num_groups} equal groups."
-            )
+            raise InputError(f"{num_members} members do not divide into {self.num_groups} equal groups.")
         wrong = [n for n, tensor in self.shared.items() if tensor.shape[0] != self.num_groups]
         if wrong:
-            raise InputError(
-                f"Shared tensors lead with a group axis of {self.num_groups}; not so: {wrong}."
-            )
+            raise InputError(f"Shared tensors lead with a group axis of {self.num_groups}; not so: {wrong}.")
         device = next(iter(self.stacked.values())).device
         if self.log_weights is None:
             object.__setattr__(self, "log_weights", torch.zeros(num_members, device=device))

@@ -189,7 +189,7 @@ def _mixture_cdf(at: Tensor, means: Tensor, stds: Tensor, weights: Tensor) -> Te
 
 
 def gaussian_log_prob(targets: Tensor, means: Tensor, stds: Tensor | float) -> Tensor:
-    """log N(y; μ, σ²), element by element."""
+    """Log N(y; μ, σ²), element by element."""
     constant = 0.5 * math.log(2 * math.pi)
     if not isinstance(stds, Tensor):  # fewer operations, which a small network feels
         return (targets - means).square() * (-0.5 / stds**2) - (math.log(stds) + constant)

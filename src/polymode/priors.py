@@ -13,6 +13,7 @@ Penalty = Callable[[Tensors, Tree], Tensor]
 
 
 def require_positive(name: str, value: float) -> float:
+    """Return a value that is positive; otherwise raise an error that names it."""
     if not value > 0:
         raise InputError(f"{name} must be positive, got {value}.")
     return value

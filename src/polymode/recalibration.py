@@ -12,7 +12,7 @@ from polymode.predictive import CategoricalPredictive, GaussianPredictive
 
 @dataclass(frozen=True)
 class TemperatureScaling:
-    """p_c^{1/T} / Σ p_c^{1/T} of the mean probabilities, T > 0 chosen by the held-out NLL (Guo et al. 2017)."""
+    """p_c^{1/T} / Σ p_c^{1/T} of the mean probabilities; T minimises the held-out NLL (Guo et al. 2017)."""
 
     temperature: float
 

@@ -23,6 +23,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
+    """Read a JSON file of ours; missing, damaged, foreign and newer files are told apart."""
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -54,6 +55,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def read_tensors(path: Path, expected_checksum: str | None = None) -> dict[str, Tensor]:
+    """Read all tensors of a file, after comparing its SHA-256 with the one expected."""
     if not path.exists():
         raise CheckpointError(f"{path} is missing.")
     if expected_checksum is not None and checksum(path) != expected_checksum:
@@ -72,6 +74,7 @@ def read_some(path: Path, rows_of: Callable[[str], slice | None]) -> dict[str, T
 
 
 def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -39,16 +39,14 @@ def prepare_in_place(module: nn.Module) -> nn.Module:
     channelwise = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
     found = _children_of_type(module, nn.Dropout, *channelwise)
     for layer, (parent, name, child) in enumerate(found):
-        seeded = SeededDropout(child.p, layer, channels=type(child) in channelwise)
+        seeded = SeededDropout(child.p, layer, channels=type(child) in channelwise)  # type: ignore[arg-type]
         setattr(parent, name, seeded.to(device))
     if has_convolutions(module):
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
 
 
-def _children_of_type(
-    module: nn.Module, *types: type[nn.Module]
-) -> list[tuple[nn.Module, str, nn.Module]]:
+def _children_of_type(module: nn.Module, *types: type[nn.Module]) -> list[tuple[nn.Module, str, nn.Module]]:
     return [
         (parent, name, child)
         for parent in module.modules()
@@ -58,6 +56,7 @@ def _children_of_type(
 
 
 def has_convolutions(module: nn.Module) -> bool:
+    """Whether a module has two-dimensional convolutions."""
     return any(isinstance(part, nn.Conv2d) for part in module.modules())
 
 
@@ -68,6 +67,7 @@ def tensors_of(module: nn.Module) -> Tensors:
 
 
 def trainable_names(module: nn.Module) -> frozenset[str]:
+    """Names of the parameters with a gradient, tied ones once."""
     return frozenset(name for name, p in module.named_parameters() if p.requires_grad)
 
 
@@ -97,9 +97,7 @@ def build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
     with global_seed(seed):
         module = factory()
     if not isinstance(module, nn.Module):
-        raise InputError(
-            f"The model factory returned {type(module).__name__}; it must return an nn.Module."
-        )
+        raise InputError(f"The model factory returned {type(module).__name__}; it must return an nn.Module.")
     return module
 
 

@@ -16,8 +16,7 @@ def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
         return function(tree, *others)
     if isinstance(tree, dict):
         return {
-            key: map_tree(function, value, *(other[key] for other in others))
-            for key, value in tree.items()
+            key: map_tree(function, value, *(other[key] for other in others)) for key, value in tree.items()
         }
     if isinstance(tree, tuple | list):
         return type(tree)(map_tree(function, *parts) for parts in zip(tree, *others, strict=True))

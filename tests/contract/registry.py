@@ -14,7 +14,5 @@ SGD = pm.Optimizer("SGD", lr=0.05, momentum=0.9)
 
 SMALL: dict[str, Callable[[], Method]] = {
     "single": lambda: pm.methods.Single(prior_std=1.0, optimizer=SGD),
-    "deep_ensemble": lambda: pm.methods.DeepEnsemble(
-        3, of=pm.methods.Single(prior_std=1.0, optimizer=SGD)
-    ),
+    "deep_ensemble": lambda: pm.methods.DeepEnsemble(3, of=pm.methods.Single(prior_std=1.0, optimizer=SGD)),
 }

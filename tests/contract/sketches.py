@@ -99,7 +99,9 @@ class MeanField(Sketch):
         names = sorted(problem.trainable)
 
         def realise(weights, own):
-            rest = {n: t for n, t in weights.items() if "." not in n or n.split(".")[0] not in ("mean", "rho")}
+            rest = {
+                n: t for n, t in weights.items() if "." not in n or n.split(".")[0] not in ("mean", "rho")
+            }
             rest.pop("draw")
             drawn = {
                 n: weights[f"mean.{n}"] + F.softplus(weights[f"rho.{n}"]) * own[f"noise.{n}"] for n in names
@@ -129,11 +131,11 @@ class MeanField(Sketch):
         shared = state.members.shared
         draws = {}
         for n in names:
-            noise = torch.randn(4, *shared[f"mean.{n}"].shape[1:], generator=state.generators[0], dtype=torch.float64)
+            noise = torch.randn(
+                4, *shared[f"mean.{n}"].shape[1:], generator=state.generators[0], dtype=torch.float64
+            )
             draws[n] = shared[f"mean.{n}"] + F.softplus(shared[f"rho.{n}"]) * noise
-        rest = {
-            n: t.expand(4, *t.shape[1:]).clone() for n, t in state.members.stacked.items() if n != "draw"
-        }
+        rest = {n: t.expand(4, *t.shape[1:]).clone() for n, t in state.members.stacked.items() if n != "draw"}
         return Particles(problem.network, blocks=[Members(draws | rest)])
 
 
@@ -179,9 +181,7 @@ class Components(Sketch):
         name = self._patched(problem)
         members = state.members
         shared = {n: t for n, t in members.shared.items() if n != name}
-        rest = {
-            n: t.expand(3, *t.shape[1:]).clone() for n, t in members.stacked.items() if n != "draw"
-        }
+        rest = {n: t.expand(3, *t.shape[1:]).clone() for n, t in members.stacked.items() if n != "draw"}
         return Particles(problem.network, blocks=[Members(rest | {name: members.shared[name][0]}, shared)])
 
 
@@ -196,9 +196,7 @@ class Trajectory(Sketch):
 
     def phases(self, problem, epochs):
         keep = lambda state: state.finished.append(state.members)  # noqa: E731
-        return [
-            Phase("walk", epochs, problem.objective(), descend, {"all": Over(SGD)}, end_epoch=keep)
-        ]
+        return [Phase("walk", epochs, problem.objective(), descend, {"all": Over(SGD)}, end_epoch=keep)]
 
     def posterior(self, problem, state):
         return Particles(problem.network, blocks=state.finished.blocks)
@@ -214,7 +212,11 @@ class LateHead(Sketch):
     def init(self, problem, generator):
         start = problem.initial_members(generator)
         late = self._late(problem)
-        stacked = {n: t.repeat(self.num_members, *[1] * (t.ndim - 1)) for n, t in start.stacked.items() if n in late or n not in problem.trainable}
+        stacked = {
+            n: t.repeat(self.num_members, *[1] * (t.ndim - 1))
+            for n, t in start.stacked.items()
+            if n in late or n not in problem.trainable
+        }
         shared = {n: t for n, t in start.stacked.items() if n in problem.trainable and n not in late}
         return State(Members(stacked, shared))
 
@@ -271,7 +273,9 @@ class LateHead(Sketch):
 
     def posterior(self, problem, state):
         mean = {n: t.float().mean(0, keepdim=True).to(t.dtype) for n, t in state.members.stacked.items()}
-        mean |= {n: t.mean(0, keepdim=True) for n, t in state.members.stacked.items() if t.is_floating_point()}
+        mean |= {
+            n: t.mean(0, keepdim=True) for n, t in state.members.stacked.items() if t.is_floating_point()
+        }
         return Particles(problem.network, blocks=[Members(mean | state.members.shared)])
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from cases import BY_NAME
-from contract.registry import SMALL
 
 import polymode as pm
+from cases import BY_NAME
+from contract.registry import SMALL
 from polymode.errors import CheckpointError, InputError
 from polymode.methods import METHODS
 
@@ -56,7 +56,12 @@ def test_killed_runs_end_with_the_same_bits(method, network, tmp_path):
 
 def run(folder, *, epochs=3, case="mlp", **options):
     network = BY_NAME[case]
-    options = {"progress": False, "backend": "loop", "run_dir": folder, "checkpoint_seconds": 0.0} | options
+    options = {
+        "progress": False,
+        "backend": "loop",
+        "run_dir": folder,
+        "checkpoint_seconds": 0.0,
+    } | options
     return pm.fit(
         SMALL["deep_ensemble"](),
         options.pop("model", network.double_factory),
@@ -94,7 +99,7 @@ def test_a_damaged_checkpoint_falls_back_to_its_predecessor(tmp_path):
     interrupted(tmp_path / "run")
     newest = sorted((tmp_path / "run" / "checkpoint").glob("state-*"))[-1]
     newest.write_bytes(newest.read_bytes()[:-20])
-    with pytest.warns(UserWarning, match="damaged.*predecessor"):
+    with pytest.warns(UserWarning, match=r"damaged.*predecessor"):
         resumed = weights(run(tmp_path / "run", resume=True))
     assert all(torch.equal(t, expected[n]) for n, t in resumed.items())
     assert len(list((tmp_path / "run" / "checkpoint").glob("state-*"))) == 2  # newest and predecessor
@@ -104,7 +109,7 @@ def test_nothing_readable_is_an_error(tmp_path):
     interrupted(tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoint").glob("state-*"):
         path.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="No checkpoint .* can be read"):
+    with pytest.raises(CheckpointError, match=r"No checkpoint .* can be read"):
         run(tmp_path / "run", resume=True)
 
 
@@ -135,7 +140,7 @@ def test_a_run_folder_is_never_overwritten(tmp_path):
 def test_foreign_posteriors_are_refused(damage, tmp_path):
     run(None).save(tmp_path / "saved")
     (tmp_path / "saved" / "posterior.json").write_text(damage)
-    with pytest.raises(CheckpointError, match="damaged|update polymode|no format_version"):
+    with pytest.raises(CheckpointError, match=r"damaged|update polymode|no format_version"):
         pm.load_posterior(tmp_path / "saved", BY_NAME["mlp"].double_factory)
     with pytest.raises(CheckpointError, match="is missing"):
         pm.load_posterior(tmp_path / "nowhere", BY_NAME["mlp"].double_factory)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from cases import BY_NAME
-from contract.sketches import SKETCHES, LateHead
 from torch import nn
 from torch.nn import functional as F
 
 import polymode as pm
+from cases import BY_NAME
+from contract.sketches import SKETCHES, LateHead
 from polymode.methods import DeepEnsemble
 from polymode.seeds import derive_generator
 

@@ -7,10 +7,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
-from cases import BY_NAME
-from contract.registry import SMALL
 
 import polymode as pm
+from cases import BY_NAME
+from contract.registry import SMALL
 
 
 def main(method: str, network: str, folder: str) -> None:

@@ -1,5 +1,6 @@
 """Metrics against hand-worked numbers, naive loops, torchmetrics and scikit-learn."""
 
+import itertools
 import math
 
 import numpy as np
@@ -38,13 +39,15 @@ def test_hand_worked_numbers():
 def test_scores_against_scikit_learn(sample):
     p, y = sample
     assert metrics.accuracy(p, y, top=3) == pytest.approx(sk.top_k_accuracy_score(y, p.double(), k=3))
-    assert metrics.nll(p, y) == pytest.approx(sk.log_loss(y, p.double().numpy() / p.double().numpy().sum(1, keepdims=True)), rel=1e-6)
+    assert metrics.nll(p, y) == pytest.approx(
+        sk.log_loss(y, p.double().numpy() / p.double().numpy().sum(1, keepdims=True)), rel=1e-6
+    )
 
 
 def naive_ece(p, y, edges, min_count=0):
     confidence, predicted = p.double().max(-1)
     gaps, counts = [], []
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         inside = (confidence > low) & (confidence <= high)
         if inside.sum() > min_count:
             gap = (predicted[inside] == y[inside]).double().mean() - confidence[inside].mean()

@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
-from cases import BY_NAME
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import polymode as pm
+from cases import BY_NAME
 from polymode.errors import InputError, NonFiniteLoss, NotCollapsible
 from polymode.methods import DeepEnsemble, Single
 from polymode.seeds import derive_generator
@@ -116,9 +116,7 @@ def test_data_sets_side_by_side_equal_one_after_another(backend):
         assert_same_weights(alone, posterior, exact=False)
         assert posterior.record["num_examples"] == data.num_examples
         assert posterior.record["member_epochs"] == pytest.approx(6)
-        torch.testing.assert_close(
-            alone.predict(data.inputs).mean, posterior.predict(data.inputs).mean
-        )
+        torch.testing.assert_close(alone.predict(data.inputs).mean, posterior.predict(data.inputs).mean)
     seeded = quiet(method, mlp, sets, seed=[0, 1, 2, 3])
     assert_same_weights(together[0], seeded[0], exact=False)
     assert not torch.allclose(weights_of(together[1])["1.weight"], weights_of(seeded[1])["1.weight"])
@@ -152,8 +150,7 @@ def test_members_see_their_own_order_and_all_examples():
 
 def test_shared_order_agrees_between_backends():
     a, b = (
-        quiet(DeepEnsemble(3), mlp, toy(), shared_order=True, backend=backend)
-        for backend in ("loop", "vmap")
+        quiet(DeepEnsemble(3), mlp, toy(), shared_order=True, backend=backend) for backend in ("loop", "vmap")
     )
     assert_same_weights(a, b, exact=False)
 
@@ -203,9 +200,7 @@ def test_every_optimiser_steps_members_as_if_alone(name):
 def test_lbfgs_reaches_the_minimum_of_a_convex_problem():
     data = toy(40, batch_size=40)
     method = Single(prior_std=1.0, optimizer=pm.Optimizer("LBFGS", lr=1.0, tolerance_change=0.0))
-    posterior = quiet(
-        DeepEnsemble(2, of=method), lambda: nn.Linear(4, 3).double(), data, epochs=5
-    )
+    posterior = quiet(DeepEnsemble(2, of=method), lambda: nn.Linear(4, 3).double(), data, epochs=5)
     weights = {n: t.requires_grad_() for n, t in weights_of(posterior).items()}
     for member in range(2):
         logits = data.inputs @ weights["weight"][member].T + weights["bias"][member]
@@ -291,9 +286,7 @@ def test_best_weights_are_kept_per_member(keep):
     method = DeepEnsemble(3, of=Single(optimizer=pm.Optimizer("SGD", lr=1.0), keep=keep))
 
     # A stricter observer would see weights; here the same run is cut at every epoch instead.
-    posterior = quiet(
-        method, mlp, toy(), epochs=6, validation=validation, observer=records.append
-    )
+    posterior = quiet(method, mlp, toy(), epochs=6, validation=validation, observer=records.append)
     for epochs in range(1, 7):
         last = DeepEnsemble(3, of=Single(optimizer=pm.Optimizer("SGD", lr=1.0)))
         snapshots.append(weights_of(quiet(last, mlp, toy(), epochs=epochs)))
@@ -423,7 +416,10 @@ BAD_DATA = {
     "label too large": (with_targets(torch.tensor([0, 1, 2, 3, 0, 0])), "Label 3 is out of range"),
     "label negative": (with_targets(torch.tensor([0, -1, 2, 0, 0, 0])), "got -1"),
     "float labels": (with_targets(torch.zeros(6)), "Class labels must be integers, got torch.float32"),
-    "label shape": (with_targets(torch.zeros(6, 2, dtype=torch.int64)), r"gives \[6, 3\] for labels \[6, 2\]"),
+    "label shape": (
+        with_targets(torch.zeros(6, 2, dtype=torch.int64)),
+        r"gives \[6, 3\] for labels \[6, 2\]",
+    ),
     "wrong width": (
         lambda: pm.ArrayData(torch.randn(6, 5), torch.zeros(6, dtype=torch.int64)),
         r"cannot run on a batch of the data, inputs \[6, 5\]",
@@ -512,9 +508,21 @@ def test_vmap_demanded_where_it_cannot_be():
 
 
 def test_a_diverging_member_is_named_and_nothing_is_lost():
-    data = pm.ArrayData(torch.randn(24, 4, dtype=torch.float64) * 100, torch.randn(24, 1, dtype=torch.float64), batch_size=8)
+    data = pm.ArrayData(
+        torch.randn(24, 4, dtype=torch.float64) * 100,
+        torch.randn(24, 1, dtype=torch.float64),
+        batch_size=8,
+    )
     method = DeepEnsemble(2, of=Single(optimizer=pm.Optimizer("SGD", lr=1e6)))
-    with pytest.raises(NonFiniteLoss, match=r"phase 'train', epoch \d+, step \d+: the loss of member 0") as info:
-        quiet(method, lambda: pm.models.MLP(4, 1, (6,)).double(), data, pm.likelihoods.FixedGaussian(), epochs=50)
+    with pytest.raises(
+        NonFiniteLoss, match=r"phase 'train', epoch \d+, step \d+: the loss of member 0"
+    ) as info:
+        quiet(
+            method,
+            lambda: pm.models.MLP(4, 1, (6,)).double(),
+            data,
+            pm.likelihoods.FixedGaussian(),
+            epochs=50,
+        )
     assert info.value.posterior.num_members == 2
     assert all(t.isfinite().all() for t in weights_of(info.value.posterior).values())

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cases import BY_NAME, NETWORKS
 
 import polymode as pm
+from cases import BY_NAME, NETWORKS
 from polymode.data import ArrayData
 from polymode.posteriors.base import Network
 from polymode.priors import gaussian_penalty, gaussian_prior
 from polymode.surgery import prepare, tensors_of, trainable_names
 from polymode.training.batches import Batches
-from polymode.training.method import State
 from polymode.training.objective import Execution, Objective
+from polymode.training.state import State
 from polymode.trees import map_tree
 
 
@@ -24,9 +24,7 @@ def setup(case, sizes=(16,), num_chains=3, batch_size=8, backend="loop", penalty
         made = case.data(size, batch_size, seed=index)
         data.append(ArrayData(made.inputs, made.targets, batch_size=batch_size, weights=weights))
     batches = Batches(data, range(num_chains), [0] * len(sizes), shared_order=False)
-    modules = [
-        case.likelihood.prepare(prepare(case.double_factory())) for _ in range(batches.num_groups)
-    ]
+    modules = [case.likelihood.prepare(prepare(case.double_factory())) for _ in range(batches.num_groups)]
     names = trainable_names(modules[0])
     states = []
     for group, module in zip(batches.groups, modules, strict=True):
@@ -143,9 +141,7 @@ def test_sample_weights_are_multiplicities():
     data = case.data(16, 16)
     rows = [*range(16), 3]
     doubled = data.subset(rows)
-    twice = Batches(
-        [ArrayData(doubled.inputs, doubled.targets, batch_size=17)], [0], [0], shared_order=False
-    )
+    twice = Batches([ArrayData(doubled.inputs, doubled.targets, batch_size=17)], [0], [0], shared_order=False)
     [batch] = next(iter(twice.epoch(0, "full")))
     expected = objective.losses_and_gradients(state, batch)[1].stacked
     for name, gradient in weighted.items():

@@ -14,9 +14,10 @@ Binning = Literal["width", "mass"]
 
 @dataclass(frozen=True)
 class CalibrationBins:
-    """Bins ((r−1)/R, r/R] of top-label confidence: edges [R+1], and per bin count, accuracy and confidence [R].
+    """Bins ((r−1)/R, r/R] of top-label confidence.
 
-    Accuracy and confidence of empty bins are NaN; num_points counts all points, binned or not.
+    edges: [R+1]; counts, accuracy and confidence: [R], per bin. Accuracy and confidence of empty bins
+    are NaN; num_points counts all points, binned or not.
     """
 
     edges: Tensor
@@ -51,9 +52,7 @@ def calibration_bins(
     sums = lambda values: torch.zeros(num_bins, dtype=torch.float64, device=values.device).index_add_(  # noqa: E731
         0, index, values
     )
-    return CalibrationBins(
-        edges, counts, sums(correct) / counts, sums(confidence) / counts, len(labels)
-    )
+    return CalibrationBins(edges, counts, sums(correct) / counts, sums(confidence) / counts, len(labels))
 
 
 def _gaps(bins: CalibrationBins, min_count: int) -> tuple[Tensor, Tensor]:

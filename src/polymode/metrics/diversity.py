@@ -14,8 +14,7 @@ LOG_OFFSET = 1e-5
 def _check_members(probabilities: Tensor) -> None:
     if probabilities.ndim != 3 or len(probabilities) < 2:
         raise InputError(
-            "Expected probabilities [M, N, C] of at least two members, got "
-            f"{list(probabilities.shape)}."
+            f"Expected probabilities [M, N, C] of at least two members, got {list(probabilities.shape)}."
         )
 
 
@@ -55,13 +54,9 @@ def jensen_shannon(probabilities: Tensor) -> float:
 
 def cosine_similarity(members: Members) -> Tensor:
     """θ_i·θ_j / (‖θ_i‖ ‖θ_j‖) over all floating-point weights the members own, [M, M]."""
-    products = norms = 0.0
-    for tensor in members.stacked.values():
-        if tensor.is_floating_point():
-            flat = tensor.double().flatten(1)
-            products = products + flat @ flat.T
-            norms = norms + flat.square().sum(1)
-    if isinstance(norms, float):
+    flat = [t.double().flatten(1) for t in members.stacked.values() if t.is_floating_point()]
+    if not flat:
         raise InputError("These members own no floating-point weights.")
-    lengths = norms.sqrt()
+    products = torch.stack([part @ part.T for part in flat]).sum(0)
+    lengths = products.diagonal().sqrt()
     return products / (lengths[:, None] * lengths)

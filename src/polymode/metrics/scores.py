@@ -12,9 +12,7 @@ from polymode.errors import InputError
 def check_probabilities(probabilities: Tensor, labels: Tensor | None = None) -> None:
     """Raise an ``InputError`` unless these are probabilities [N, C] (and labels [N] that fit)."""
     if probabilities.ndim != 2 or probabilities.shape[0] == 0:
-        raise InputError(
-            f"Expected probabilities [N, C] with N > 0, got shape {list(probabilities.shape)}."
-        )
+        raise InputError(f"Expected probabilities [N, C] with N > 0, got shape {list(probabilities.shape)}.")
     sums = probabilities.sum(-1)
     if not torch.allclose(sums, torch.ones_like(sums), atol=1e-3) or bool((probabilities < 0).any()):
         raise InputError(

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class _PlainCNN(nn.Module):
-    """Per layer: 3×3 convolution, dropout, 2×2 max-pooling, ReLU (not after the last); then one linear layer."""
+    """Layers of 3×3 convolution, dropout, 2×2 max-pooling and ReLU (not after the last); one linear layer."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 
 class MLP(nn.Sequential):
@@ -32,6 +32,3 @@ class MLP(nn.Sequential):
                 layers.append(nn.Dropout(dropout))
             width = size
         super().__init__(*layers, nn.Linear(width, num_outputs))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs)

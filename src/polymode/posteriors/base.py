@@ -88,8 +88,8 @@ class Posterior(ABC):
         """Give one ordinary module that is equal to this posterior, or raise ``NotCollapsible``."""
 
     @abstractmethod
-    def merged(self, others: Sequence[Self]) -> "Posterior":
-        """The mixture of this posterior and others of its kind, over the same network."""
+    def merged(self, others: "Sequence[Posterior]") -> "Posterior":
+        """The equally weighted mixture of this posterior and others over the same network."""
 
     @abstractmethod
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
@@ -169,9 +169,7 @@ class Posterior(ABC):
         _check_inputs(inputs)
         state = None if generator is None else generator.get_state()
         accumulator = self.network.likelihood.accumulator(length(inputs))
-        for rows, outputs, weights in self.outputs(
-            inputs, num_members, generator, batch_size=batch_size
-        ):
+        for rows, outputs, weights in self.outputs(inputs, num_members, generator, batch_size=batch_size):
             accumulator.update(outputs, weights, rows)
         predictive = accumulator.result()
         if not quantiles:
@@ -234,13 +232,11 @@ class Posterior(ABC):
         *,
         batch_size: int = 1024,
     ) -> Tensor:
-        """log Σ_m w_m p(y_n | x_n, θ_m), the log predictive density of each target, [N, ...]."""
+        """Log Σ_m w_m p(y_n | x_n, θ_m), the log predictive density of each target, [N, ...]."""
         likelihood = self.network.likelihood
         total: Tensor | None = None
         mass = 0.0
-        for rows, outputs, weights in self.outputs(
-            inputs, num_members, generator, batch_size=batch_size
-        ):
+        for rows, outputs, weights in self.outputs(inputs, num_members, generator, batch_size=batch_size):
             chunk = targets[rows].to(weights.device)
             each = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, chunk).double()
             weighted = each + weights.double().log().reshape(-1, *[1] * (each.ndim - 1))

@@ -10,9 +10,15 @@ from typing import ClassVar, Self
 import torch
 from torch import nn
 
-from polymode.errors import NotCollapsible
+from polymode.errors import InputError, NotCollapsible
 from polymode.members import Members, Tensors, concatenate
-from polymode.posteriors.base import BLOCK_BYTES, Network, Posterior, register_posterior
+from polymode.posteriors.base import (
+    BLOCK_BYTES,
+    Network,
+    Posterior,
+    check_fingerprint,
+    register_posterior,
+)
 from polymode.storage import read_some, write_tensors
 
 # More members than this at once gain nothing from the member axis and cost memory for activations.
@@ -174,8 +180,14 @@ class Particles(Posterior):
         module.load_state_dict(weights, strict=False)
         return module
 
-    def merged(self, others: Sequence[Self]) -> "Particles":
-        return replace(self, blocks=[b for p in (self, *others) for b in p.blocks])
+    def merged(self, others: Sequence[Posterior]) -> "Particles":
+        blocks = list(self.blocks)
+        for other in others:
+            if not isinstance(other, Particles):
+                raise InputError(f"Particles cannot be merged with a posterior of kind {other.kind!r}.")
+            check_fingerprint(self.network.fingerprint, other.network.fingerprint, "The posterior")
+            blocks += other.blocks
+        return replace(self, blocks=blocks)
 
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
         for index, members in enumerate(self.draw()):
@@ -188,8 +200,7 @@ class Particles(Posterior):
             for name in sorted(files)
         ]
         blocks = [
-            StoredMembers(folder / name, count)
-            for name, count in zip(sorted(files), counts, strict=True)
+            StoredMembers(folder / name, count) for name, count in zip(sorted(files), counts, strict=True)
         ]
         return cls(network, blocks=blocks)
 
@@ -202,14 +213,11 @@ def _side_by_side(parts: Sequence[Members]) -> Members:
 
 def _runs(indices: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:
     """Cut sorted indices into (start, stop) runs of neighbours."""
-    start = previous = None
+    run: list[int] = []
     for index in indices:
-        if start is None:
-            start = previous = index
-        elif index == previous + 1 and index - start < longest:
-            previous = index
-        else:
-            yield start, previous + 1
-            start = previous = index
-    if start is not None:
-        yield start, previous + 1
+        if run and (index != run[-1] + 1 or len(run) == longest):
+            yield run[0], run[-1] + 1
+            run = []
+        run.append(index)
+    if run:
+        yield run[0], run[-1] + 1

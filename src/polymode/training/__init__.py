@@ -1,18 +1,19 @@
 """Training: the contract of a method and the one loop that runs it."""
 
-from polymode.training.fit import Epoch, fit
+from polymode.training.fit import fit
 from polymode.training.method import (
     KeepBest,
     Method,
     Over,
     Phase,
     Problem,
-    State,
     descend,
     keep_rule,
 )
 from polymode.training.objective import Objective
 from polymode.training.optimizers import MemberOptimizer, Optimizer, clip_each
+from polymode.training.run import Epoch
+from polymode.training.state import State
 
 __all__ = [
     "Epoch",

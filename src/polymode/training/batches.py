@@ -1,6 +1,6 @@
 """Which chain sees which examples when: orders, ragged data sets, batches side by side."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -31,6 +31,21 @@ class Piece:
     def batch_size(self) -> int:
         return self.targets.shape[1 if self.has_groups else 0]
 
+    def on(self, device: torch.device, arrange: Callable[[Tree], Tree]) -> "Piece":
+        """The same examples on a device, their inputs [B, ...] in the memory format of ``arrange``."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        inputs = map_tree(move, self.inputs)
+        if self.has_groups:
+            flat = arrange(map_tree(lambda t: t.flatten(0, 1), inputs))
+            inputs = map_tree(lambda t: t.unflatten(0, (-1, self.batch_size)), flat)
+        else:
+            inputs = arrange(inputs)
+        weights = None if self.weights is None else move(self.weights)
+        return replace(self, inputs=inputs, targets=move(self.targets), weights=weights)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -43,6 +58,9 @@ class Batch:
     def groups(self) -> range:
         """The active chains; a step must leave everything of the others alone, their generators too."""
         return range(self.pieces[0].groups.start, self.pieces[-1].groups.stop)
+
+    def on(self, device: torch.device, arrange: Callable[[Tree], Tree]) -> "Batch":
+        return replace(self, pieces=[piece.on(device, arrange) for piece in self.pieces])
 
     def only(self, group: int) -> "Batch":
         """The part of the batch that belongs to one group."""
@@ -119,9 +137,7 @@ class Batches:
             return 1
         return -(-self.num_minibatches(self.groups[cohort.start].num_examples) // batches)
 
-    def epoch(
-        self, epoch: int, batches: int | Literal["full"], first_step: int = 0
-    ) -> Iterator[list[Batch]]:
+    def epoch(self, epoch: int, batches: int | Literal["full"], first_step: int = 0) -> Iterator[list[Batch]]:
         """Yield the rounds of one epoch, from ``first_step`` on."""
         plan = self._plan(batches)[first_step:]
         orders = self._orders(epoch, shuffled=batches != "full")
@@ -191,9 +207,7 @@ class Batches:
             count = groups.stop - groups.start
             if has_groups:
                 examples = examples.map(lambda t, n=count, size=size: t.unflatten(0, (n, size)))
-            made.append(
-                Piece(groups, examples.inputs, examples.targets, examples.weights, has_groups)
-            )
+            made.append(Piece(groups, examples.inputs, examples.targets, examples.weights, has_groups))
         last = pieces[-1][0].stop
         active = [number for number, cohort in enumerate(self.cohorts) if cohort.start < last]
         return Batch(made, active)
@@ -204,8 +218,7 @@ def _joined(data: Sequence[Data]) -> ArrayData:
     arrays = [part for part in data if isinstance(part, ArrayData)]
     if len(arrays) != len(data):
         raise InputError(
-            "Several data sets side by side must all be ArrayData (in memory). Fit DataLoaders one "
-            "at a time."
+            "Several data sets side by side must all be ArrayData (in memory). Fit DataLoaders one at a time."
         )
     first = arrays[0]
     if len({(part.batch_size, part.drop_last) for part in arrays}) > 1:

@@ -85,9 +85,7 @@ class Checkpoints:
             for problem in problems:
                 warnings.warn(f"{problem} Resuming from its predecessor.", stacklevel=3)
             return unpack(manifest["content"], tensors)
-        raise CheckpointError(
-            f"No checkpoint in {self.folder} can be read. " + " ".join(problems)
-        )
+        raise CheckpointError(f"No checkpoint in {self.folder} can be read. " + " ".join(problems))
 
     def _check_signature(self, saved: dict[str, Any]) -> None:
         for key in self.signature.keys() | saved.keys():

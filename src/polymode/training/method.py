@@ -1,24 +1,23 @@
-"""The contract between a method and ``fit``: Problem, State, Phase, Method."""
+"""The contract between a method and ``fit``: Problem, Phase, Method (State has a file of its own)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from polymode.errors import InputError
-from polymode.members import Members, Tensors, concatenate, join
+from polymode.members import Members, Tensors
 from polymode.posteriors import Posterior
 from polymode.posteriors.base import Network
-from polymode.posteriors.particles import MemberStore
 from polymode.priors import Penalty
 from polymode.schedules import Constant, Schedule
-from polymode.seeds import draw_seed
 from polymode.training.batches import Batch
 from polymode.training.objective import Execution, Objective
 from polymode.training.optimizers import MemberOptimizer, Optimizer
+from polymode.training.state import State
 from polymode.trees import Tree
 
 
@@ -51,83 +50,6 @@ class Problem:
         """The loss of this problem's network and likelihood with a method's own terms."""
         names = self.trainable if trainable is None else trainable
         return Objective(self.network, names, self.execution, penalty, realise)
-
-
-@dataclass
-class State:
-    """Everything that training changes: tensors and generators, mutated in place.
-
-    A method makes the state of one chain; ``fit`` puts the chains of all data sets side by side.
-    members: the weights in training, in one group a chain.
-    own: the method's tensors of each member, [M, ...]; common: those of each chain, [G, ...].
-    generators: one a chain. noise: [M] seeds, advanced by every gradient.
-    """
-
-    members: Members
-    own: Tensors = field(default_factory=dict)
-    common: Tensors = field(default_factory=dict)
-    generators: list[torch.Generator] = field(default_factory=list)
-    noise: Tensor = None  # type: ignore[assignment]  # drawn in begin()
-    gradient_examples: Tensor = None  # type: ignore[assignment]  # [G], counted by the objective
-    finished: MemberStore = field(default_factory=MemberStore)
-    optimizers: dict[str, MemberOptimizer] = field(default_factory=dict)
-    best: Members | None = None
-    best_scores: Tensor | None = None
-
-    def begin(self, generator: torch.Generator, data_set: int, chain: int) -> "State":
-        """Complete the state of one chain: its generator, noise seeds and labels."""
-        self.generators = [generator]
-        count = self.members.num_members
-        self.noise = torch.tensor([draw_seed(generator) for _ in range(count)])
-        self.gradient_examples = torch.zeros(1, dtype=torch.int64)
-        self.members.labels[:, 0] = data_set
-        self.members.labels[:, 1] = chain
-        return self
-
-    @staticmethod
-    def side_by_side(states: Sequence["State"]) -> "State":
-        """Join the states of several chains along the member and group axes."""
-        first = states[0]
-        return State(
-            members=replace(concatenate([s.members for s in states]), num_groups=len(states)),
-            own={name: join([s.own[name] for s in states]) for name in first.own},
-            common={name: join([s.common[name] for s in states]) for name in first.common},
-            generators=[generator for s in states for generator in s.generators],
-            noise=torch.cat([s.noise for s in states]),
-            gradient_examples=torch.cat([s.gradient_examples for s in states]),
-        )
-
-    def chain(self, group: int) -> "State":
-        """The state of one chain, as views; what a method's ``posterior`` reads."""
-        groups = slice(group, group + 1)
-        size = self.members.group_size
-        rows = slice(group * size, (group + 1) * size)
-        return State(
-            members=self.members.groups(groups),
-            own={name: tensor[rows] for name, tensor in self.own.items()},
-            common={name: tensor[groups] for name, tensor in self.common.items()},
-            generators=self.generators[groups],
-            noise=self.noise[rows],
-            gradient_examples=self.gradient_examples[groups],
-            finished=self.finished.of_group(group),
-        )
-
-    def trial_copy(self) -> "State":
-        """A copy to measure on: same tensors, nothing finished, no optimisers."""
-        return State(
-            members=self.members.clone(),
-            own={name: tensor.clone() for name, tensor in self.own.items()},
-            common={name: tensor.clone() for name, tensor in self.common.items()},
-            generators=[_copy_generator(generator) for generator in self.generators],
-            noise=self.noise.clone(),
-            gradient_examples=self.gradient_examples.clone(),
-        )
-
-
-def _copy_generator(generator: torch.Generator) -> torch.Generator:
-    copy = torch.Generator()
-    copy.set_state(generator.get_state())
-    return copy
 
 
 @dataclass(frozen=True)
@@ -224,6 +146,23 @@ class Phase:
     enter: Hook = nothing
     end_epoch: Hook = nothing
     leave: Hook = nothing
+
+
+def build_optimizers(state: State, phase: Phase, cohorts: Sequence[slice], exempt: frozenset[str]) -> None:
+    """Build the optimisers a phase begins with; cohorts are slices of chains that step together."""
+    members = state.members
+    state.optimizers = {n: o for n, o in state.optimizers.items() if n in phase.carry}
+    for name, over in phase.optimizers.items():
+        if name in state.optimizers:
+            continue
+        wanted = phase.objective.trainable if over.names is None else over.names
+        tensors = {n: t for n, t in members.stacked.items() if n in wanted}
+        rows = [members.rows(cohort) for cohort in cohorts]
+        group_size = members.group_size if over.separate_members else None
+        if not tensors:
+            tensors = {n: t for n, t in members.shared.items() if n in wanted}
+            rows, group_size = list(cohorts), None
+        state.optimizers[name] = MemberOptimizer(over.optimizer, tensors, exempt, rows, group_size)
 
 
 @dataclass(frozen=True)

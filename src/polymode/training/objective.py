@@ -18,7 +18,7 @@ from polymode.training.batches import Batch, Piece
 from polymode.trees import Tree, map_tree
 
 if TYPE_CHECKING:
-    from polymode.training.method import State
+    from polymode.training.state import State
 
 Precision = Literal["full", "bfloat16"]
 
@@ -72,9 +72,7 @@ class Objective:
         """The loss of one member on one batch."""
         examples, num_observations = of_group["examples"], of_group["num_observations"]
         with self._autocast():
-            outputs = call_module(
-                self.network.module, self.realised(weights, own), examples["inputs"]
-            )
+            outputs = call_module(self.network.module, self.realised(weights, own), examples["inputs"])
         loss = self.network.likelihood.mean_loss(
             outputs if self.execution.precision == "full" else map_tree(Tensor.float, outputs),
             examples["targets"],
@@ -122,7 +120,8 @@ class Objective:
                 gathered.stacked[name][rows] = tensor
             for name, tensor in part_gradients.shared.items():
                 gathered.shared[name][piece.groups] = tensor
-        assert losses is not None and gathered is not None
+        assert losses is not None
+        assert gathered is not None
         return losses, gathered
 
     def _empty(self, members: Members) -> Gradients:
@@ -153,9 +152,7 @@ class Objective:
     ) -> tuple[Tensor, Gradients]:
         stacked = {n: _leaf(t) for n, t in members.stacked.items() if n in self.trainable}
         shared = {n: _leaf(t) for n, t in members.shared.items() if n in self.trainable}
-        leaves = replace(
-            members, stacked=members.stacked | stacked, shared=members.shared | shared
-        )
+        leaves = replace(members, stacked=members.stacked | stacked, shared=members.shared | shared)
         of_group = {"num_observations": counts} | ({"examples": examples} if has_groups else {})
         same = {} if has_groups else {"examples": examples}
         losses = map_members(
@@ -229,6 +226,5 @@ def _check_finite(losses: Tensor, members: Members) -> None:
         row = int((~finite).nonzero()[0])
         data_set, chain, member = members.labels[row].tolist()
         raise NonFiniteLoss(
-            f"the loss of member {member} (data set {data_set}, chain {chain}) is "
-            f"{losses[row].item()}"
+            f"the loss of member {member} (data set {data_set}, chain {chain}) is {losses[row].item()}"
         )

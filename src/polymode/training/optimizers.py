@@ -16,7 +16,19 @@ from polymode.members import Tensors
 # One instance serves all members that step together; any other optimiser couples the scalars of a
 # tensor (norms, line searches, factored moments), so every member gets an instance of its own.
 ELEMENTWISE = frozenset(
-    "SGD Adam AdamW NAdam RAdam RMSprop Adagrad Adadelta Adamax ASGD Rprop".split()
+    [
+        "SGD",
+        "Adam",
+        "AdamW",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Adagrad",
+        "Adadelta",
+        "Adamax",
+        "ASGD",
+        "Rprop",
+    ]
 )
 FUSED = frozenset({"SGD", "Adam", "AdamW", "Adagrad"})
 NEEDS_CLOSURE = frozenset({"LBFGS"})
@@ -224,7 +236,9 @@ class MemberOptimizer:
 def clip_each(gradients: Tensors, clip_norm: float, *, stacked: bool = True) -> Tensors:
     """Scale each row's gradient, over all its tensors, to a norm of at most ``clip_norm``."""
     start = 1 if stacked else 0
-    squares = [g.square().flatten(start).sum(-1) if g.ndim > start else g.square() for g in gradients.values()]
+    squares = [
+        g.square().flatten(start).sum(-1) if g.ndim > start else g.square() for g in gradients.values()
+    ]
     norms = torch.stack(squares).sum(0).sqrt()
     factor = (clip_norm / (norms + 1e-6)).clamp(max=1.0)
     return {

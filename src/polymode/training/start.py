@@ -92,9 +92,7 @@ def probe(template: nn.Module, inputs: Tree) -> Probe:
             raise InputError(
                 f"The network cannot run on a batch of the data, inputs {shapes}: {error}"
             ) from error
-        uses_global_random = any(
-            not torch.equal(a, b) for a, b in zip(states, _random_states(), strict=True)
-        )
+        uses_global_random = any(not torch.equal(a, b) for a, b in zip(states, _random_states(), strict=True))
     after = tensors_of(trial)
     changed = frozenset(name for name in before if not torch.equal(before[name], after[name]))
     return Probe(outputs, changed, uses_global_random)
@@ -117,8 +115,6 @@ def own_names(model: Model, template: nn.Module, changed: frozenset[str], seed: 
     first, second = (tensors_of(prepare_in_place(build(model, derive_seed(seed, n)))) for n in ("a", "b"))
     prefix = "" if first.keys() <= tensors_of(template).keys() else "network."
     drawn = {
-        prefix + name
-        for name in first.keys() & second.keys()
-        if not torch.equal(first[name], second[name])
+        prefix + name for name in first.keys() & second.keys() if not torch.equal(first[name], second[name])
     }
     return names | drawn

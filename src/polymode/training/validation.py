@@ -8,8 +8,8 @@ from torch import Tensor
 from polymode.data import Data
 from polymode.members import Members, Tensors, call_module, map_members
 from polymode.training.batches import Batches
-from polymode.training.method import State
 from polymode.training.objective import Objective
+from polymode.training.state import State
 
 
 def validate(
@@ -29,10 +29,9 @@ def validate(
             nll, error = _scores(objective, members.groups(groups), own, validation[data_set])
             scores["nll"][rows], scores["error"][rows] = nll.float(), error.float()
             scores["objective"][rows] = nll.float()
-            penalty_of = objective.penalty
-            if penalty_of is not None:
+            if (penalty_of := objective.penalty) is not None:
                 penalty = map_members(
-                    lambda weights, own, _: penalty_of(weights, own),
+                    lambda weights, own, _, f=penalty_of: f(weights, own),
                     members.groups(groups),
                     own,
                     backend=objective.execution.backend,
@@ -43,9 +42,34 @@ def validate(
     return scores
 
 
-def _scores(
-    objective: Objective, members: Members, own: Tensors, data: Data
-) -> tuple[Tensor, Tensor]:
+def keep_better(state: State, scores: Tensor) -> None:
+    """Copy the weights and buffers of every member whose score [M] is the lowest so far."""
+    members = state.members
+    if members.shared:  # members that share weights are kept or replaced together
+        scores = scores.reshape(members.num_groups, -1).mean(1, keepdim=True)
+        scores = scores.expand(-1, members.group_size).flatten()
+    if state.best is None or state.best_scores is None:
+        state.best, state.best_scores = members.clone(), scores.clone()
+        return
+    better = scores < state.best_scores
+    state.best_scores = torch.where(better, scores, state.best_scores)
+    for name, tensor in members.stacked.items():
+        state.best.stacked[name][better] = tensor[better]
+    better_groups = better.reshape(members.num_groups, -1)[:, 0]
+    for name, tensor in members.shared.items():
+        state.best.shared[name][better_groups] = tensor[better_groups]
+
+
+def take_best(state: State) -> None:
+    """Put the weights that were kept in the place of the last ones."""
+    assert state.best is not None
+    for name, tensor in state.members.stacked.items():
+        tensor.copy_(state.best.stacked[name])
+    for name, tensor in state.members.shared.items():
+        tensor.copy_(state.best.shared[name])
+
+
+def _scores(objective: Objective, members: Members, own: Tensors, data: Data) -> tuple[Tensor, Tensor]:
     network, device = objective.network, objective.execution.device
     likelihood = network.likelihood
     nll = torch.zeros(members.num_members, dtype=torch.float64)

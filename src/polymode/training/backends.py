@@ -1,0 +1,105 @@
+"""The choice between ``vmap`` and ``loop``: measured once at the start of a run, then kept."""
+
+import time
+import warnings
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from polymode.data import Data
+from polymode.errors import CannotVectorise, NonFiniteLoss, unknown_name
+from polymode.members import BACKENDS, Backend, Members, forward_members
+from polymode.training.method import Phase, build_optimizers
+from polymode.training.objective import Execution
+from polymode.training.setup import SetUp
+
+AnyBackend = Backend | Literal["auto"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backends of training and of prediction, and the seconds a step took with each."""
+
+    training: Backend
+    prediction: Backend
+    step_seconds: dict[str, float]
+
+
+def choose_backend(set_up: SetUp, source: Data, wanted: AnyBackend) -> Choice:
+    """Take the backend wanted, or the faster of both for one step of the method's first phase."""
+    if wanted not in (*BACKENDS, "auto"):
+        raise unknown_name("backend", wanted, (*BACKENDS, "auto"))
+    execution = set_up.problem.execution
+    alone = set_up.state.members.num_members == 1
+    seconds: dict[str, float] = {}
+    if wanted == "loop" or (wanted == "auto" and (alone or execution.uses_global_random)):
+        chosen: Backend = "loop"
+    elif wanted == "vmap":
+        _step_seconds(set_up, "vmap", repeats=0)
+        chosen = "vmap"
+    else:
+        seconds["loop"] = _step_seconds(set_up, "loop")
+        try:
+            seconds["vmap"] = _step_seconds(set_up, "vmap")
+        except CannotVectorise as error:
+            warnings.warn(
+                f"Members run one after another, because vmap cannot run this module: {error.reason}",
+                stacklevel=4,
+            )
+        chosen = min(BACKENDS, key=lambda name: seconds.get(name, float("inf")))
+    rounded = {name: float(f"{value:.3g}") for name, value in seconds.items()}
+    return Choice(chosen, _for_prediction(set_up, source, chosen), rounded)
+
+
+def _step_seconds(set_up: SetUp, backend: Backend, repeats: int = 3) -> float:
+    """Best time of one step, on a copy of the state; a slow step is timed once."""
+    phase, problem = set_up.phases[0], set_up.problem
+    problem.execution.backend = backend
+    state = set_up.state.trial_copy()
+    build_optimizers(state, phase, set_up.batches.cohorts, problem.exempt)
+    problem.network.module.train()
+    first = next(iter(set_up.batches.epoch(0, phase.batches)))
+    batches = [batch.on(problem.execution.device, problem.network.arrange) for batch in first]
+    best = float("inf")
+    for repeat in range(repeats + 1):
+        began = time.perf_counter()
+        if not _quiet_step(phase, state, batches, problem.execution):
+            return best
+        elapsed = time.perf_counter() - began
+        slow = elapsed > 0.1  # then a cold first call tells enough
+        best = min(best, elapsed) if repeat or slow else best
+        if slow:
+            break
+    return best
+
+
+def _quiet_step(phase: Phase, state, batches, execution: Execution) -> bool:
+    """Take a step; False if it diverges, which training itself will meet and locate."""
+    with warnings.catch_warnings():
+        # vmap remarks on operations that it runs slowly: this very measurement decides.
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        try:
+            phase.step(state, batches, phase.objective)
+        except NonFiniteLoss:
+            return False
+    if execution.device.type == "cuda":
+        torch.cuda.synchronize(execution.device)
+    return True
+
+
+def _for_prediction(set_up: SetUp, source: Data, chosen: Backend) -> Backend:
+    """The same as in training, unless evaluation mode takes a path that cannot be vectorised."""
+    if chosen == "loop":
+        return "loop"
+    network, device = set_up.problem.network, set_up.problem.execution.device
+    examples = next(iter(source.in_order(2))).map(lambda t: t.to(device))
+    network.module.eval()
+    weights = set_up.problem.start(0, torch.Generator())
+    two = Members({name: torch.stack([tensor] * 2) for name, tensor in weights.items()})
+    try:
+        with torch.no_grad():
+            forward_members(network.module, two, examples.inputs, backend="vmap")
+    except CannotVectorise:
+        return "loop"
+    return "vmap"

@@ -1,0 +1,280 @@
+"""A run: phases, epochs and steps over the state, from any position to the end."""
+
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode._version import __version__
+from polymode.data import ArrayData
+from polymode.errors import NonFiniteLoss
+from polymode.posteriors import Posterior, merge
+from polymode.schedules import Progress
+from polymode.storage import FORMAT_VERSION, write_json
+from polymode.training.backends import AnyBackend, choose_backend
+from polymode.training.batches import Batch
+from polymode.training.checkpoint import Checkpoints
+from polymode.training.method import Phase, build_optimizers
+from polymode.training.progress import ProgressBar
+from polymode.training.setup import Job, set_up
+from polymode.training.validation import keep_better, take_best, validate
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an observer is told at the end of every epoch; losses and scores are [M]."""
+
+    phase: str
+    epoch: int
+    losses: Tensor
+    validation: dict[str, Tensor]
+    labels: Tensor
+    rate: float
+
+
+@dataclass
+class Position:
+    """Where a run stands: the next step to take, counted from 0, and epochs done in all phases."""
+
+    phase: int = 0
+    epoch: int = 0
+    step: int = 0
+    epochs_done: int = 0
+    entered: bool = False
+
+
+class Run:
+    """One run of a job; ``execute`` takes it from its newest checkpoint, or the start, to the end."""
+
+    def __init__(self, job: Job, folder: Path | None) -> None:
+        self.job, self.folder = job, folder
+        self.began = time.perf_counter()
+        made = set_up(job, folder)
+        self.made, self.problem, self.batches = made, made.problem, made.batches
+        self.phases, self.state = made.phases, made.state
+        self.position = Position()
+        self.rate = 1.0  # the schedule's factor at the latest step
+        self.losses: list[Tensor] = []  # of the epoch's steps so far, [M] each
+        self.history: list[dict[str, Any]] = []
+        self.record: dict[str, Any] = {}
+        self.seconds = 0.0  # of training, in all sessions
+
+    def execute(
+        self,
+        backend: AnyBackend,
+        observer: Callable[[Epoch], None] | None,
+        *,
+        show: bool,
+        checkpoint_seconds: float,
+    ) -> list[Posterior]:
+        checkpoints = None
+        if self.folder is not None:
+            signature = self.job.signature(self.problem.network)
+            checkpoints = Checkpoints(self.folder / "checkpoint", signature)
+        if checkpoints is not None and checkpoints.exist:
+            self._restore(checkpoints.load())
+        else:
+            self._choose_backend(backend)
+            if checkpoints is not None:
+                self._save(checkpoints)
+        earlier, began, saved_at = self.seconds, time.perf_counter(), time.monotonic()
+        total = sum(phase.epochs for phase in self.phases)
+        with ProgressBar(self.job.method.name, total, show=show) as bar:
+            for epoch in self._train():
+                self.seconds = earlier + time.perf_counter() - began
+                if epoch is not None:
+                    if observer is not None:
+                        observer(epoch)
+                    loss = epoch.losses.nanmean().item()
+                    bar.update(self.position.epochs_done, f"{epoch.phase} loss {loss:.4g}")
+                if checkpoints is not None and time.monotonic() - saved_at >= checkpoint_seconds:
+                    self._save(checkpoints)
+                    saved_at = time.monotonic()
+        self.record["total_seconds"] = round(earlier + time.perf_counter() - self.began, 3)
+        posteriors = self.posteriors()
+        if self.folder is not None:
+            self._finish(self.folder, posteriors)
+        return posteriors
+
+    def _choose_backend(self, wanted: AnyBackend) -> None:
+        choice = choose_backend(self.made, self.job.sources[0], wanted)
+        self.problem.execution.backend = choice.training
+        self.record |= {
+            "backend": choice.training,
+            "prediction_backend": choice.prediction,
+            "step_seconds": choice.step_seconds,
+        }
+
+    # --- training -----------------------------------------------------------------------------
+
+    def _train(self) -> Iterator[Epoch | None]:
+        """Run all phases from the present position; yields None after a step, an ``Epoch`` after an epoch."""
+        position = self.position
+        while position.phase < len(self.phases):
+            phase = self.phases[position.phase]
+            if not position.entered:
+                self._build_optimizers(phase)
+                phase.enter(self.state)
+                self.state.best = self.state.best_scores = None
+                position.entered = True
+            while position.epoch < phase.epochs:
+                for _ in self._steps(phase):
+                    yield None
+                yield self._end_epoch(phase)
+            if phase.keep is not None:
+                take_best(self.state)
+            phase.leave(self.state)
+            position.phase, position.epoch, position.entered = position.phase + 1, 0, False
+
+    def _build_optimizers(self, phase: Phase) -> None:
+        build_optimizers(self.state, phase, self.batches.cohorts, self.problem.exempt)
+
+    def _steps(self, phase: Phase) -> Iterator[None]:
+        """Take the steps of the present epoch that are still to be taken."""
+        position = self.position
+        self.problem.network.module.train()
+        rounds = self.batches.epoch(position.epochs_done, phase.batches, position.step)
+        per_epoch = [self.batches.steps_per_epoch(c, phase.batches) for c in self.batches.cohorts]
+        for batches in rounds:
+            factors = [self._rate_factor(phase, steps) for steps in per_epoch]
+            for optimizer in self.state.optimizers.values():
+                optimizer.set_rates(factors)
+            self.rate = factors[0]
+            arranged = [self._arranged(batch) for batch in batches]
+            try:
+                self.losses.append(phase.step(self.state, arranged, phase.objective))
+            except NonFiniteLoss as error:
+                raise self._located(error, phase) from None
+            position.step += 1
+            yield
+
+    def _rate_factor(self, phase: Phase, steps_per_epoch: int) -> float:
+        """The schedule's factor for chains with so many steps an epoch."""
+        num_steps = phase.epochs * steps_per_epoch
+        step = min(self.position.epoch * steps_per_epoch + self.position.step, num_steps - 1)
+        return phase.schedule(Progress(step, num_steps, phase.epochs))
+
+    def _arranged(self, batch: Batch) -> Batch:
+        execution, network = self.problem.execution, self.problem.network
+        batch = batch.on(execution.device, network.arrange)
+        if not isinstance(self.batches.source, ArrayData):  # in memory, all were checked before
+            for piece in batch.pieces:
+                network.likelihood.check_targets(piece.targets, self.made.example_outputs)
+        return batch
+
+    def _end_epoch(self, phase: Phase) -> Epoch:
+        position = self.position
+        position.epoch, position.step = position.epoch + 1, 0
+        position.epochs_done += 1
+        phase.end_epoch(self.state)
+        scores: dict[str, Tensor] = {}
+        if self.job.validation is not None:
+            scores = validate(self.state, phase.objective, self.batches, self.job.validation)
+            if phase.keep is not None and position.epoch >= phase.keep.from_epoch:
+                keep_better(self.state, scores[phase.keep.criterion])
+        losses = torch.stack(self.losses).nanmean(0).cpu()
+        self.losses.clear()
+        self.history.append(
+            {"phase": phase.name, "epoch": position.epoch, "loss": losses.mean().item()}
+            | {f"validation_{name}": score.mean().item() for name, score in scores.items()}
+        )
+        labels = self.state.members.labels
+        return Epoch(phase.name, position.epoch, losses, scores, labels, self.rate)
+
+    def _located(self, error: NonFiniteLoss, phase: Phase) -> NonFiniteLoss:
+        located = NonFiniteLoss(
+            f"In phase {phase.name!r}, epoch {self.position.epoch + 1}, step {self.position.step + 1}: "
+            f"{error}. Training stopped; the last finite weights are in this error's `posterior` and "
+            "the last checkpoint is kept. Lower the learning rate, clip gradients "
+            "(Optimizer(clip_norm=...)) or check the scale of the inputs."
+        )
+        posteriors = self.posteriors()
+        located.posterior = posteriors if len(posteriors) > 1 else posteriors[0]
+        return located
+
+    # --- ending, saving, resuming ---------------------------------------------------------------
+
+    def posteriors(self) -> list[Posterior]:
+        """One posterior a data set, in the order the data sets were given."""
+        network = self.problem.network
+        network.module.eval()
+        problem = replace(self.problem, network=replace(network, backend=self.record["prediction_backend"]))
+        chains: dict[int, list[Posterior]] = {d: [] for d in range(len(self.job.sources))}
+        for index, group in enumerate(self.batches.groups):
+            of_chain = replace(problem, chain=group.chain)
+            posterior = self.job.method.posterior(of_chain, self.state.chain(index))
+            chains[group.data_set].append(posterior)
+        return [replace(merge(p), record=self._record_of(d)) for d, p in chains.items()]
+
+    def _record_of(self, data_set: int) -> dict[str, Any]:
+        spent = sum(
+            int(self.state.gradient_examples[index]) / group.num_examples
+            for index, group in enumerate(self.batches.groups)
+            if group.data_set == data_set
+        )
+        return self.record | {
+            "method": self.job.method.config(),
+            "epochs": self.job.epochs,
+            "seed": self.job.seeds[data_set],
+            "num_examples": self.job.sources[data_set].num_examples,
+            "member_epochs": spent,
+            "training_seconds": round(self.seconds, 3),
+            "precision": self.job.precision,
+            "device": str(self.job.device),
+            "threads": torch.get_num_threads(),
+            "versions": versions(),
+            "history": self.history,
+        }
+
+    def _save(self, checkpoints: Checkpoints) -> None:
+        content = {
+            "position": asdict(self.position),
+            "state": self.state.snapshot(),
+            "losses": self.losses,
+            "rate": self.rate,
+            "record": self.record,
+            "history": self.history,
+            "seconds": self.seconds,
+            "threads": torch.get_num_threads(),
+        }
+        checkpoints.save(self.position.epochs_done * 1_000_000 + self.position.step, content)
+
+    def _restore(self, content: dict[str, Any]) -> None:
+        self.position = Position(**content["position"])
+        if self.position.entered:
+            self._build_optimizers(self.phases[self.position.phase])
+        self.state.restore(content["state"])
+        self.losses, self.rate = content["losses"], content["rate"]
+        self.record, self.history = content["record"], content["history"]
+        self.seconds = content["seconds"]
+        self.problem.execution.backend = self.record["backend"]
+        if content["threads"] != torch.get_num_threads():
+            warnings.warn(
+                f"The run began with {content['threads']} threads and goes on with "
+                f"{torch.get_num_threads()}: its last bits may differ from an undisturbed run.",
+                stacklevel=4,
+            )
+
+    def _finish(self, folder: Path, posteriors: Sequence[Posterior]) -> None:
+        names = [f"posterior-{index}" for index in range(len(posteriors))]
+        for name, posterior in zip(names, posteriors, strict=True):
+            posterior.save(folder / name)
+        write_json(
+            folder / "run.json",
+            {"format_version": FORMAT_VERSION, "what": "finished run", "posteriors": names},
+        )
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    return {
+        "polymode": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }

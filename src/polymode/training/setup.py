@@ -1,0 +1,169 @@
+"""From the user's arguments to a run that can begin; all bad input is found here."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from polymode.data import ArrayData, Data, Examples
+from polymode.errors import InputError
+from polymode.likelihoods import Likelihood
+from polymode.posteriors.base import Network
+from polymode.posteriors.particles import MemberStore
+from polymode.seeds import derive_generator
+from polymode.surgery import Model, normalisation_and_bias_names, trainable_names
+from polymode.training.batches import Batches
+from polymode.training.method import Method, Phase, Problem, describe
+from polymode.training.objective import Execution, Precision
+from polymode.training.start import Probe, Start, make_template, own_names, probe
+from polymode.training.state import State
+from polymode.trees import Tree, leaves
+
+
+@dataclass(frozen=True)
+class Job:
+    """What ``fit`` was asked to do."""
+
+    method: Method
+    model: Model
+    sources: Sequence[Data]
+    validation: Sequence[Data] | None
+    likelihood: Likelihood
+    epochs: int
+    seeds: Sequence[int]
+    first_chain: int
+    device: torch.device
+    precision: Precision
+    shared_order: bool
+
+    def signature(self, network: Network) -> dict[str, Any]:
+        """What must be the same for a checkpoint to be continued."""
+        return {
+            "method": describe(self.method),
+            "likelihood": self.likelihood.config(),
+            "epochs": self.epochs,
+            "seeds": list(self.seeds),
+            "first_chain": self.first_chain,
+            "data": [fingerprint(source) for source in self.sources],
+            "precision": self.precision,
+            "shared_order": self.shared_order,
+            "network": network.fingerprint,
+        }
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """Everything a run works with. example_outputs: what the network gives for some examples."""
+
+    problem: Problem
+    batches: Batches
+    phases: Sequence[Phase]
+    state: State
+    example_outputs: Tree
+
+
+def set_up(job: Job, folder: Path | None) -> SetUp:
+    """Build the template, the chains and the phases, and check all input before any training."""
+    seed = job.seeds[0]
+    template = make_template(job.model, job.likelihood, seed).to(job.device)
+    trainable = trainable_names(template)
+    exempt = normalisation_and_bias_names(template)
+    chains = range(job.first_chain, job.first_chain + job.method.num_chains)
+    batches = Batches(job.sources, chains, job.seeds, shared_order=job.shared_order)
+    seen = _check_data(job, template)
+    counts = [_num_observations(job.likelihood, data) for data in job.sources]
+    execution = Execution(
+        job.device,
+        torch.tensor([counts[group.data_set] for group in batches.groups], device=job.device),
+        precision=job.precision,
+        uses_global_random=seen.uses_global_random,
+    )
+    names = own_names(job.model, template, seen.changed, seed)
+    start = Start(job.model, job.likelihood, job.device, names)
+    network = Network(template, job.likelihood)
+    problem = Problem(network, trainable, exempt, start, execution)
+    phases = list(job.method.phases(problem, job.epochs))
+    _check_phases(job, phases)
+    states = []
+    for group in batches.groups:
+        generator = derive_generator(group.seed, "chain", group.chain)
+        state = job.method.init(replace(problem, chain=group.chain), generator)
+        states.append(state.begin(generator, group.data_set, group.chain))
+    state = State.side_by_side(states)
+    state.finished = MemberStore(None if folder is None else folder / "members")
+    return SetUp(problem, batches, phases, state, seen.outputs)
+
+
+def _first_examples(data: Data, count: int, device: torch.device) -> Examples:
+    return next(iter(data.in_order(count))).map(lambda t: t.to(device))
+
+
+def _check_data(job: Job, template: nn.Module) -> Probe:
+    """Run the network on a batch of every data set and check all targets that are in memory."""
+    seen = []
+    for data in [*job.sources, *(job.validation or [])]:
+        examples = _first_examples(data, data.batch_size, job.device)
+        seen.append(probe(template, examples.inputs))
+        outputs = seen[-1].outputs
+        job.likelihood.check_outputs(outputs, examples.targets)
+        targets = data.targets if isinstance(data, ArrayData) else examples.targets
+        job.likelihood.check_targets(targets.to(job.device), outputs)
+    for data in job.sources:
+        _check_leftover(job, template, data)
+    return seen[0]
+
+
+def _check_leftover(job: Job, template: nn.Module, data: Data) -> None:
+    """A last batch of one example is where BatchNorm fails, an epoch into the training."""
+    if data.drop_last or data.num_examples % data.batch_size != 1 or not data.replayable:
+        return
+    try:
+        probe(template, _first_examples(data, 1, job.device).inputs)
+    except InputError as error:
+        raise InputError(
+            f"The last batch of an epoch has one example ({data.num_examples} examples in batches "
+            f"of {data.batch_size}), and the network cannot train on one: {error.__cause__} "
+            "Pass drop_last=True or another batch_size."
+        ) from error
+
+
+def _num_observations(likelihood: Likelihood, data: Data) -> int:
+    if isinstance(data, ArrayData):
+        return int(likelihood.num_observations(data.targets))
+    # Tokens of a loader are counted by the first batch: reading all data once would cost an epoch.
+    targets = next(iter(data.in_order(data.batch_size))).targets
+    return round(int(likelihood.num_observations(targets)) / len(targets) * data.num_examples)
+
+
+def _check_phases(job: Job, phases: Sequence[Phase]) -> None:
+    for phase in phases:
+        where = f"phase {phase.name!r} of {job.method.name}"
+        if phase.epochs < 1:
+            raise InputError(f"There are {phase.epochs} epochs for {where}: it needs at least one.")
+        if phase.keep is None:
+            continue
+        if job.validation is None:
+            raise InputError(
+                f"The best weights of {where} are kept by validation: pass validation=..., or keep='last'."
+            )
+        if phase.keep.from_epoch > phase.epochs:
+            raise InputError(
+                f"KeepBest(from_epoch={phase.keep.from_epoch}) lies after the last of {phase.epochs} "
+                f"epochs of {where}."
+            )
+
+
+def fingerprint(data: Data) -> str:
+    """A digest of a data set: of all its bytes when it is in memory, else of its length."""
+    digest = hashlib.sha256(repr((data.num_examples, data.batch_size, data.drop_last)).encode())
+    if isinstance(data, ArrayData):
+        weights = [] if data.weights is None else [data.weights]
+        for tensor in [*leaves(data.inputs), data.targets, *weights]:
+            digest.update(repr((tensor.dtype, tensor.shape)).encode())
+            raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digest.update(raw.numpy().data)
+    return digest.hexdigest()

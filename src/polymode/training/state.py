@@ -1,0 +1,142 @@
+"""The state of a run: what training changes, and nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.errors import CheckpointError
+from polymode.members import Members, Tensors, concatenate, join
+from polymode.posteriors.particles import MemberStore
+from polymode.seeds import draw_seed
+from polymode.training.optimizers import MemberOptimizer
+
+
+@dataclass
+class State:
+    """Everything that training changes: tensors and generators, mutated in place.
+
+    A method makes the state of one chain; ``fit`` puts the chains of all data sets side by side.
+    members: the weights in training, in one group a chain.
+    own: the method's tensors of each member, [M, ...]; common: those of each chain, [G, ...].
+    generators: one a chain. noise: [M] seeds, advanced by every gradient.
+    """
+
+    members: Members
+    own: Tensors = field(default_factory=dict)
+    common: Tensors = field(default_factory=dict)
+    generators: list[torch.Generator] = field(default_factory=list)
+    noise: Tensor = None  # type: ignore[assignment]  # drawn in begin()
+    gradient_examples: Tensor = None  # type: ignore[assignment]  # [G], counted by the objective
+    finished: MemberStore = field(default_factory=MemberStore)
+    optimizers: dict[str, MemberOptimizer] = field(default_factory=dict)
+    best: Members | None = None
+    best_scores: Tensor | None = None
+
+    def begin(self, generator: torch.Generator, data_set: int, chain: int) -> "State":
+        """Complete the state of one chain: its generator, noise seeds and labels."""
+        self.generators = [generator]
+        count = self.members.num_members
+        self.noise = torch.tensor([draw_seed(generator) for _ in range(count)])
+        self.gradient_examples = torch.zeros(1, dtype=torch.int64)
+        self.members.labels[:, 0] = data_set
+        self.members.labels[:, 1] = chain
+        return self
+
+    @staticmethod
+    def side_by_side(states: Sequence["State"]) -> "State":
+        """Join the states of several chains along the member and group axes."""
+        first = states[0]
+        return State(
+            members=replace(concatenate([s.members for s in states]), num_groups=len(states)),
+            own={name: join([s.own[name] for s in states]) for name in first.own},
+            common={name: join([s.common[name] for s in states]) for name in first.common},
+            generators=[generator for s in states for generator in s.generators],
+            noise=torch.cat([s.noise for s in states]),
+            gradient_examples=torch.cat([s.gradient_examples for s in states]),
+        )
+
+    def chain(self, group: int) -> "State":
+        """The state of one chain, as views; what a method's ``posterior`` reads."""
+        groups = slice(group, group + 1)
+        size = self.members.group_size
+        rows = slice(group * size, (group + 1) * size)
+        return State(
+            members=self.members.groups(groups),
+            own={name: tensor[rows] for name, tensor in self.own.items()},
+            common={name: tensor[groups] for name, tensor in self.common.items()},
+            generators=self.generators[groups],
+            noise=self.noise[rows],
+            gradient_examples=self.gradient_examples[groups],
+            finished=self.finished.of_group(group),
+        )
+
+    def trial_copy(self) -> "State":
+        """A copy to measure on: same tensors, nothing finished, no optimisers."""
+        return State(
+            members=self.members.clone(),
+            own={name: tensor.clone() for name, tensor in self.own.items()},
+            common={name: tensor.clone() for name, tensor in self.common.items()},
+            generators=[_copy_generator(generator) for generator in self.generators],
+            noise=self.noise.clone(),
+            gradient_examples=self.gradient_examples.clone(),
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything a checkpoint needs, as a nested value of tensors, generators and numbers."""
+        best = None
+        if self.best is not None:
+            best = {
+                "stacked": self.best.stacked,
+                "shared": self.best.shared,
+                "scores": self.best_scores,
+            }
+        return {
+            "stacked": self.members.stacked,
+            "shared": self.members.shared,
+            "own": self.own,
+            "common": self.common,
+            "generators": self.generators,
+            "noise": self.noise,
+            "gradient_examples": self.gradient_examples,
+            "num_finished": len(self.finished.finished),
+            "optimizers": {name: o.state_dict() for name, o in self.optimizers.items()},
+            "best": best,
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Take up a snapshot, in place; the optimisers of its phase must be built already."""
+        members = self.members
+        for target, name in (
+            (members.stacked, "stacked"),
+            (members.shared, "shared"),
+            (self.own, "own"),
+            (self.common, "common"),
+        ):
+            _copy_into(target, saved[name])
+        self.generators[:] = saved["generators"]
+        self.noise.copy_(saved["noise"])
+        self.gradient_examples.copy_(saved["gradient_examples"])
+        self.finished.restore(saved["num_finished"], members.num_groups, members.group_size)
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(saved["optimizers"][name])
+        if saved["best"] is not None:
+            self.best = members.clone()
+            _copy_into(self.best.stacked, saved["best"]["stacked"])
+            _copy_into(self.best.shared, saved["best"]["shared"])
+            self.best_scores = saved["best"]["scores"]
+
+
+def _copy_into(target: Tensors, source: Tensors) -> None:
+    if target.keys() != source.keys():
+        raise CheckpointError(f"The checkpoint holds {sorted(source)}, this run needs {sorted(target)}.")
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
+
+
+def _copy_generator(generator: torch.Generator) -> torch.Generator:
+    copy = torch.Generator()
+    copy.set_state(generator.get_state())
+    return copy

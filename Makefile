@@ -24,7 +24,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 unit: $(STAMP)
 	$(BIN)/python -m pytest -m 'not slow'

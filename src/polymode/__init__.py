@@ -4,11 +4,13 @@ from polymode import errors, likelihoods, methods, metrics, models, priors, sche
 from polymode._version import __version__
 from polymode.data import ArrayData, LoaderData
 from polymode.evaluation import evaluate
+from polymode.likelihoods import member_losses
 from polymode.members import Members, forward_members, map_members, stack, unstack
 from polymode.methods import METHODS
 from polymode.posteriors import Particles, Posterior, load_posterior, merge
 from polymode.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from polymode.recalibration import ConformalIntervals, ConformalSets, TemperatureScaling
+from polymode.stacked import StackedModule
 from polymode.training import Epoch, KeepBest, MemberOptimizer, Method, Optimizer, Phase, State, fit
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "Particles",
     "Phase",
     "Posterior",
+    "StackedModule",
     "State",
     "TemperatureScaling",
     "__version__",
@@ -39,6 +42,7 @@ __all__ = [
     "likelihoods",
     "load_posterior",
     "map_members",
+    "member_losses",
     "merge",
     "methods",
     "metrics",

@@ -424,6 +424,18 @@ def make_likelihood(likelihood: "str | Likelihood | dict") -> Likelihood:
     return LIKELIHOODS[kind](**options)
 
 
+def member_losses(
+    likelihood: str | Likelihood, outputs: Tree, targets: Tensor, *, targets_have_members: bool = False
+) -> Tensor:
+    """Mean negative log-likelihood of each member, [M], from outputs [M, B, ...].
+
+    For one's own loop: sum these losses and step; averaging them would divide every member's gradient by M.
+    """
+    likelihood = make_likelihood(likelihood)
+    in_dims = (0, 0 if targets_have_members else None)
+    return torch.vmap(lambda o, t: likelihood.mean_loss(o, t, None), in_dims=in_dims)(outputs, targets)
+
+
 def quantiles_of(likelihood: Likelihood, outputs: Tree, weights: Tensor, levels: Sequence[float]) -> Tensor:
     """Quantiles [q, b, ...] of the mixture of all members' outputs [m, b, ...] at some points."""
     if not isinstance(likelihood, _Gaussian):

@@ -1,0 +1,74 @@
+"""StackedModule in one's own loop equals the same loop over separate modules."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import polymode as pm
+from polymode.errors import InputError
+
+
+def build():
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+@pytest.mark.parametrize("backend", ["vmap", "loop"])
+@pytest.mark.parametrize("own_batches", [False, True])
+def test_training_equals_separate_modules(backend, own_batches):
+    modules = [build() for _ in range(3)]
+    stacked = pm.StackedModule(modules, backend=backend)
+    optimizer = torch.optim.Adam(stacked.parameters(), lr=0.01)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.01) for m in modules]
+    for _ in range(5):
+        x = torch.randn(3, 8, 4, dtype=torch.float64)
+        y = torch.randint(3, (3, 8))
+        if not own_batches:
+            x, y = x[0].expand_as(x), y[0].expand_as(y)
+        inputs = x if own_batches else x[0]
+        targets = y if own_batches else y[0]
+        outputs = stacked(inputs, inputs_have_members=own_batches)
+        losses = pm.member_losses("categorical", outputs, targets, targets_have_members=own_batches)
+        optimizer.zero_grad()
+        losses.sum().backward()
+        optimizer.step()
+        for m, (module, alone) in enumerate(zip(modules, optimizers, strict=True)):
+            alone.zero_grad()
+            loss = F.cross_entropy(module(x[m]), y[m])
+            torch.testing.assert_close(losses[m].detach(), loss.detach())
+            loss.backward()
+            alone.step()
+    for index, state in enumerate(pm.unstack(stacked.members)):
+        for name, tensor in modules[index].state_dict().items():
+            torch.testing.assert_close(state[name], tensor)
+    x = torch.randn(9, 4, dtype=torch.float64)
+    expected = torch.stack([m.eval()(x).softmax(-1) for m in modules]).mean(0)
+    posterior = stacked.posterior("categorical")
+    torch.testing.assert_close(posterior.predict(x).mean, expected)
+    stacked.eval()
+    torch.testing.assert_close(stacked(x).softmax(-1).mean(0), expected)
+
+
+def test_it_is_an_ordinary_module():
+    stacked = pm.StackedModule([build() for _ in range(2)])
+    state = stacked.state_dict()
+    other = pm.StackedModule([build() for _ in range(2)])
+    other.load_state_dict(state)
+    x = torch.randn(5, 4, dtype=torch.float64)
+    assert torch.equal(stacked.eval()(x), other.eval()(x))
+    assert sum(p.numel() for p in stacked.parameters()) == 2 * sum(p.numel() for p in build().parameters())
+
+
+def test_dropout_masks_change_from_step_to_step_and_between_members():
+    module = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5))
+    stacked = pm.StackedModule([module, module])
+    x = torch.ones(3, 4)
+    first, second = stacked(x), stacked(x)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(stacked.eval()(x)[0], stacked(x)[1])
+
+
+def test_no_modules():
+    with pytest.raises(InputError, match="at least one"):
+        pm.StackedModule([])

@@ -111,6 +111,8 @@ class Members:
         return replace(self.map(torch.clone), log_weights=self.log_weights.clone())
 
     def to(self, device: torch.device | str) -> "Members":
+        if self.log_weights.device == torch.device(device):
+            return self
         return replace(self.map(lambda t: t.to(device)), log_weights=self.log_weights.to(device))
 
 

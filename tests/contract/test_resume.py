@@ -128,6 +128,8 @@ def test_a_checkpoint_of_another_run_is_refused(changed, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         run(tmp_path / "run", resume=True, **changed)
     run(tmp_path / "run", resume=True)  # and is still there
+    with pytest.raises(CheckpointError, match=message):  # a finished run is not taken for another
+        run(tmp_path / "run", resume=True, **changed)
 
 
 def test_a_run_folder_is_never_overwritten(tmp_path):

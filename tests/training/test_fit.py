@@ -278,7 +278,7 @@ def test_schedules_multiply_the_rate(schedule, expected):
 # --- keeping the best ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keep", ["best", pm.KeepBest("error", from_epoch=3)])
+@pytest.mark.parametrize("keep", ["best", pm.KeepBest("error", from_epoch=3, to_epoch=5)])
 def test_best_weights_are_kept_per_member(keep):
     validation = toy(30, seed=9)
     records: list[pm.Epoch] = []
@@ -293,7 +293,8 @@ def test_best_weights_are_kept_per_member(keep):
     criterion = "nll" if keep == "best" else "error"
     scores = torch.stack([record.validation[criterion] for record in records])
     first = 0 if keep == "best" else 2
-    best = scores[first:].argmin(0) + first
+    last = None if keep == "best" else 5
+    best = scores[first:last].argmin(0) + first
     for member in range(3):
         for name, tensor in weights_of(posterior).items():
             assert torch.equal(tensor[member], snapshots[best[member]][name][member])
@@ -391,6 +392,23 @@ def test_mixed_precision_runs_and_keeps_weights_in_full():
     assert 0 < difference < 0.05  # bfloat16 has 8 bits: about 0.4 % a multiplication
 
 
+def test_extension_of_another_network_is_refused_before_training():
+    two = quiet(DeepEnsemble(2), mlp, toy())
+    seen = []
+    with pytest.raises(pm.errors.CheckpointError, match="to extend belongs to another network"):
+        quiet(
+            DeepEnsemble(1),
+            lambda: pm.models.MLP(4, 3, (7,)).double(),
+            toy(),
+            extend=two,
+            observer=seen.append,
+        )
+    likelihood = pm.likelihoods.Categorical(ignore_index=2)
+    with pytest.raises(InputError, match="they must agree"):
+        quiet(DeepEnsemble(1), mlp, toy(), likelihood, extend=two, observer=seen.append)
+    assert seen == []
+
+
 def test_deep_ensemble_does_not_collapse():
     with pytest.raises(NotCollapsible, match="2 different networks"):
         quiet(DeepEnsemble(2), mlp, toy()).collapse()
@@ -458,6 +476,7 @@ BAD_OPTIONS = {
         lambda: quiet(Single(keep=pm.KeepBest(from_epoch=9)), mlp(), toy(), validation=toy()),
         "lies after the last of 3 epochs",
     ),
+    "empty window": (lambda: pm.KeepBest(from_epoch=4, to_epoch=3), "got 4 and 3"),
     "seeds": (lambda: quiet(Single(), mlp, [toy(), toy()], seed=[1]), "1 seeds for 2 data sets"),
     "loaders": (
         lambda: quiet(Single(), mlp, [DataLoader(TensorDataset(torch.zeros(3, 4), torch.zeros(3)))] * 2),

@@ -1,5 +1,6 @@
 """The contract of a posterior, and everything that follows from its draws."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,13 +53,17 @@ class Network:
             for name, tensor in sorted(tensors_of(self.module).items())
         }
 
-    def arrange(self, inputs: Tree) -> Tree:
-        """Bring inputs [B, ...] to the memory format that convolutions prefer."""
+    def arrange(self, inputs: Tree, *, has_groups: bool = False) -> Tree:
+        """Bring inputs [B, ...], or [G, B, ...], to the memory format that convolutions prefer."""
         if not self.channels_last:
             return inputs
-        return map_tree(
-            lambda x: x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x, inputs
-        )
+
+        def channels_last(x: Tensor) -> Tensor:
+            return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+        if not has_groups:
+            return map_tree(channels_last, inputs)
+        return map_tree(lambda x: channels_last(x.flatten(0, 1)).unflatten(0, x.shape[:2]), inputs)
 
 
 @dataclass(frozen=True)
@@ -117,9 +122,9 @@ class Posterior(ABC):
         return replace(self, network=replace(self.network, backend=backend))
 
     def to(self, device: torch.device | str) -> "Posterior":
-        """Move the network; draws follow it."""
-        network = replace(self.network, module=self.network.module.to(device))
-        return replace(self, network=network)
+        """The same posterior on another device; draws follow its network."""
+        module = copy.deepcopy(self.network.module).to(device)
+        return replace(self, network=replace(self.network, module=module))
 
     # --- predicting -------------------------------------------------------------------------
 

@@ -14,6 +14,10 @@ from polymode.training.method import Phase, build_optimizers
 from polymode.training.objective import Execution
 from polymode.training.setup import SetUp
 
+# On CPU vmap saves the cost of calling small kernels, at most a few milliseconds a member and step. Where
+# a member takes longer than this it cannot pay, and trying it needs the activations of all members at once.
+WORTH_VECTORISING = 0.025
+
 AnyBackend = Backend | Literal["auto"]
 
 
@@ -40,13 +44,15 @@ def choose_backend(set_up: SetUp, source: Data, wanted: AnyBackend) -> Choice:
         chosen = "vmap"
     else:
         seconds["loop"] = _step_seconds(set_up, "loop")
-        try:
-            seconds["vmap"] = _step_seconds(set_up, "vmap")
-        except CannotVectorise as error:
-            warnings.warn(
-                f"Members run one after another, because vmap cannot run this module: {error.reason}",
-                stacklevel=4,
-            )
+        each = seconds["loop"] / set_up.state.members.num_members
+        if execution.device.type != "cpu" or each < WORTH_VECTORISING:
+            try:
+                seconds["vmap"] = _step_seconds(set_up, "vmap")
+            except CannotVectorise as error:
+                warnings.warn(
+                    f"Members run one after another, because vmap cannot run this module: {error.reason}",
+                    stacklevel=4,
+                )
         chosen = min(BACKENDS, key=lambda name: seconds.get(name, float("inf")))
     rounded = {name: float(f"{value:.3g}") for name, value in seconds.items()}
     return Choice(chosen, _for_prediction(set_up, source, chosen), rounded)
@@ -60,7 +66,7 @@ def _step_seconds(set_up: SetUp, backend: Backend, repeats: int = 3) -> float:
     build_optimizers(state, phase, set_up.batches.cohorts, problem.exempt)
     problem.network.module.train()
     first = next(iter(set_up.batches.epoch(0, phase.batches)))
-    batches = [batch.on(problem.execution.device, problem.network.arrange) for batch in first]
+    batches = [batch.on(problem.execution.device, problem.network) for batch in first]
     best = float("inf")
     for repeat in range(repeats + 1):
         began = time.perf_counter()

@@ -1,6 +1,6 @@
 """Which chain sees which examples when: orders, ragged data sets, batches side by side."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from polymode.data import ArrayData, Data, Examples
 from polymode.errors import InputError
+from polymode.posteriors.base import Network
 from polymode.seeds import derive_generator
 from polymode.trees import Tree, map_tree
 
@@ -31,18 +32,13 @@ class Piece:
     def batch_size(self) -> int:
         return self.targets.shape[1 if self.has_groups else 0]
 
-    def on(self, device: torch.device, arrange: Callable[[Tree], Tree]) -> "Piece":
-        """The same examples on a device, their inputs [B, ...] in the memory format of ``arrange``."""
+    def on(self, device: torch.device, network: Network) -> "Piece":
+        """The same examples on a device, their inputs in the network's memory format."""
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=True)
 
-        inputs = map_tree(move, self.inputs)
-        if self.has_groups:
-            flat = arrange(map_tree(lambda t: t.flatten(0, 1), inputs))
-            inputs = map_tree(lambda t: t.unflatten(0, (-1, self.batch_size)), flat)
-        else:
-            inputs = arrange(inputs)
+        inputs = network.arrange(map_tree(move, self.inputs), has_groups=self.has_groups)
         weights = None if self.weights is None else move(self.weights)
         return replace(self, inputs=inputs, targets=move(self.targets), weights=weights)
 
@@ -59,8 +55,8 @@ class Batch:
         """The active chains; a step must leave everything of the others alone, their generators too."""
         return range(self.pieces[0].groups.start, self.pieces[-1].groups.stop)
 
-    def on(self, device: torch.device, arrange: Callable[[Tree], Tree]) -> "Batch":
-        return replace(self, pieces=[piece.on(device, arrange) for piece in self.pieces])
+    def on(self, device: torch.device, network: Network) -> "Batch":
+        return replace(self, pieces=[piece.on(device, network) for piece in self.pieces])
 
     def only(self, group: int) -> "Batch":
         """The part of the batch that belongs to one group."""

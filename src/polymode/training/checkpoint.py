@@ -75,7 +75,8 @@ class Checkpoints:
                 continue
             try:
                 manifest = read_json(path, "checkpoint")
-                self._check_signature(manifest["signature"])
+                where = f"The checkpoint in {self.folder}"
+                check_signature(manifest["signature"], self.signature, where)
                 tensors = read_tensors(self.folder / manifest["tensors"], manifest["checksum"])
             except CheckpointError as error:
                 if isinstance(error, SignatureError):
@@ -87,20 +88,21 @@ class Checkpoints:
             return unpack(manifest["content"], tensors)
         raise CheckpointError(f"No checkpoint in {self.folder} can be read. " + " ".join(problems))
 
-    def _check_signature(self, saved: dict[str, Any]) -> None:
-        for key in self.signature.keys() | saved.keys():
-            mine, theirs = self.signature.get(key), saved.get(key)
-            if key == "network":
-                try:
-                    check_fingerprint(theirs or {}, mine or {}, f"The checkpoint in {self.folder}")
-                except CheckpointError as error:
-                    raise SignatureError(str(error)) from None
-            elif mine != theirs:
-                raise SignatureError(
-                    f"The checkpoint in {self.folder} belongs to another run: its {key} is {theirs}, "
-                    f"now it is {mine}. Resume with the same, or choose another run_dir."
-                )
-
 
 class SignatureError(CheckpointError):
     """A checkpoint that is whole but belongs to another run or network."""
+
+
+def check_signature(saved: dict[str, Any], given: dict[str, Any], where: str) -> None:
+    """Raise when a file was written by a run of another kind, naming the first difference."""
+    for key in sorted(given.keys() | saved.keys()):
+        if key == "network":
+            try:
+                check_fingerprint(saved.get(key, {}), given.get(key, {}), where)
+            except CheckpointError as error:
+                raise SignatureError(str(error)) from None
+        elif saved.get(key) != given.get(key):
+            raise SignatureError(
+                f"{where} belongs to another run: its {key} is {saved.get(key)}, now it is "
+                f"{given.get(key)}. Resume with the same, or choose another run_dir."
+            )

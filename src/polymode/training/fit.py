@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 from polymode.data import Data, as_data
 from polymode.errors import InputError, unknown_name
 from polymode.likelihoods import Likelihood, make_likelihood
-from polymode.posteriors import Posterior, load_posterior, merge
-from polymode.storage import read_json
+from polymode.posteriors import Posterior, merge
+from polymode.posteriors.base import Network, check_fingerprint
 from polymode.surgery import Model
 from polymode.training.backends import AnyBackend
 from polymode.training.method import Method
@@ -100,14 +100,11 @@ def fit(
         shared_order=shared_order,
     )
     _check_precision(precision, job.device)
-    folder = None if run_dir is None else Path(run_dir)
-    finished = _open_run_folder(folder, model, resume=resume)
-    if finished is not None:
-        posteriors = finished
-    else:
-        posteriors = Run(job, folder).execute(
-            backend, observer, show=progress, checkpoint_seconds=checkpoint_seconds
-        )
+    folder = _run_folder(run_dir, resume=resume)
+    run = Run(job, folder)
+    if extend is not None:
+        _check_extension(extend, run.problem.network)
+    posteriors = run.execute(backend, observer, show=progress, checkpoint_seconds=checkpoint_seconds)
     if extend is not None:
         posteriors = [merge([extend, posteriors[0]])]
     return posteriors if many else posteriors[0]
@@ -160,20 +157,27 @@ def _first_chain(extend: Posterior | None, *, many: bool) -> int:
     return 1 + max(int(block.labels[:, 1].max()) for block in extend.draw())
 
 
-def _open_run_folder(folder: Path | None, model: Model, *, resume: bool) -> list[Posterior] | None:
-    """Read back a finished run, or make sure that none is overwritten."""
-    if folder is None:
+def _check_extension(extend: Posterior, network: Network) -> None:
+    """Make sure, before any training, that the new members can join the old ones."""
+    check_fingerprint(extend.network.fingerprint, network.fingerprint, "The posterior to extend")
+    if extend.network.likelihood != network.likelihood:
+        raise InputError(
+            f"The posterior to extend has the likelihood {extend.network.likelihood}, the new members "
+            f"{network.likelihood}: they must agree."
+        )
+
+
+def _run_folder(run_dir: str | Path | None, *, resume: bool) -> Path | None:
+    """The folder of the run; one with something in it is never overwritten."""
+    if run_dir is None:
         if resume:
             raise InputError("resume=True needs run_dir, the folder of the run to go on with.")
         return None
-    if not resume:
-        if folder.exists() and any(folder.iterdir()):
-            raise InputError(
-                f"{folder} is not empty. Pass resume=True to go on with the run in it, or choose "
-                "another run_dir."
-            )
-        return None
-    if not (folder / "run.json").exists():
-        return None
-    names = read_json(folder / "run.json", "finished run")["posteriors"]
-    return [load_posterior(folder / name, model) for name in names]
+    folder = Path(run_dir)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"run_dir={str(folder)!r} is a file: choose a folder.")
+    if not resume and folder.exists() and any(folder.iterdir()):
+        raise InputError(
+            f"{folder} is not empty. Pass resume=True to go on with the run in it, or choose another run_dir."
+        )
+    return folder

@@ -57,14 +57,23 @@ class KeepBest:
     """Keep each member's weights of the epoch with the lowest validation criterion.
 
     criterion: "nll", "error" (misclassification, or root mean square), or "objective" (NLL plus
-    the penalty divided by N). from_epoch: first epoch of the phase (from 1) that may be kept.
+    the penalty divided by N). from_epoch, to_epoch: the window of the phase's epochs, counted from 1,
+    in which weights may be kept; the phase's end closes it unless said otherwise.
     Members that share weights are judged together, by their mean.
     """
 
     criterion: Literal["nll", "error", "objective"] = "nll"
     from_epoch: int = 1
+    to_epoch: int | None = None
+
+    def includes(self, epoch: int) -> bool:
+        return self.from_epoch <= epoch and (self.to_epoch is None or epoch <= self.to_epoch)
 
     def __post_init__(self) -> None:
+        if self.from_epoch < 1 or (self.to_epoch is not None and self.to_epoch < self.from_epoch):
+            raise InputError(
+                f"KeepBest needs 1 <= from_epoch <= to_epoch, got {self.from_epoch} and {self.to_epoch}."
+            )
         if self.criterion not in ("nll", "error", "objective"):
             raise InputError(
                 f"KeepBest criterion {self.criterion!r}: allowed are 'nll', 'error', 'objective'."

@@ -1,5 +1,6 @@
 """The objective of one member, and its losses and gradients for all of them at once."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -70,7 +71,7 @@ class Objective:
 
     def loss(self, weights: Tensors, own: Tree, of_group: Tree) -> Tensor:
         """The loss of one member on one batch."""
-        examples, num_observations = of_group["examples"], of_group["num_observations"]
+        examples = of_group["examples"]
         with self._autocast():
             outputs = call_module(self.network.module, self.realised(weights, own), examples["inputs"])
         loss = self.network.likelihood.mean_loss(
@@ -79,7 +80,7 @@ class Objective:
             examples.get("weights"),
         )
         if self.penalty is not None:
-            loss = loss + self.penalty(weights, own) / num_observations
+            loss = loss + self.penalty(weights, own) / of_group["num_observations"]
         return loss
 
     def realised(self, weights: Tensors, own: Tree) -> Tensors:
@@ -109,7 +110,7 @@ class Objective:
             own = {name: tensor[rows] for name, tensor in state.own.items()}
             part_losses, part_gradients = self._evaluate(part, own, piece, state.noise[rows])
             _check_finite(part_losses, part)
-            state.gradient_examples[piece.groups] += piece.batch_size * part.group_size
+            state.gradient_examples[piece.groups].add_(piece.batch_size * part.group_size)
             if complete:
                 return part_losses, part_gradients
             if losses is None or gathered is None:
@@ -153,8 +154,10 @@ class Objective:
         stacked = {n: _leaf(t) for n, t in members.stacked.items() if n in self.trainable}
         shared = {n: _leaf(t) for n, t in members.shared.items() if n in self.trainable}
         leaves = replace(members, stacked=members.stacked | stacked, shared=members.shared | shared)
-        of_group = {"num_observations": counts} | ({"examples": examples} if has_groups else {})
+        of_group = {"examples": examples} if has_groups else {}
         same = {} if has_groups else {"examples": examples}
+        if self.penalty is not None:
+            of_group["num_observations"] = counts
         losses = map_members(
             lambda weights, own, of_group: self.loss(weights, own, of_group | same),
             leaves,
@@ -221,9 +224,9 @@ def _gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _check_finite(losses: Tensor, members: Members) -> None:
-    finite = losses.isfinite()
-    if not bool(finite.all()):
-        row = int((~finite).nonzero()[0])
+    # One number to read on the fast path: a finite sum has finite terms.
+    if not math.isfinite(losses.sum().item()) and not bool(losses.isfinite().all()):
+        row = int((~losses.isfinite()).nonzero()[0])
         data_set, chain, member = members.labels[row].tolist()
         raise NonFiniteLoss(
             f"the loss of member {member} (data set {data_set}, chain {chain}) is {losses[row].item()}"

@@ -193,8 +193,7 @@ class MemberOptimizer:
         """
         for index in self._active(cohorts, member):
             rows = self.units[index].rows
-            mine = {name: gradients[name][rows] for name in self.names}
-            self._assign(index, mine)
+            self._assign(index, {name: gradients[name][rows] for name in self.names})
             self.instances[index].step()
 
     def step_with_closure(

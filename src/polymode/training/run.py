@@ -1,6 +1,7 @@
 """A run: phases, epochs and steps over the state, from any position to the end."""
 
 import platform
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -14,16 +15,19 @@ from torch import Tensor
 from polymode._version import __version__
 from polymode.data import ArrayData
 from polymode.errors import NonFiniteLoss
-from polymode.posteriors import Posterior, merge
+from polymode.posteriors import Posterior, load_posterior, merge
 from polymode.schedules import Progress
-from polymode.storage import FORMAT_VERSION, write_json
+from polymode.storage import FORMAT_VERSION, read_json, write_json
 from polymode.training.backends import AnyBackend, choose_backend
 from polymode.training.batches import Batch
-from polymode.training.checkpoint import Checkpoints
+from polymode.training.checkpoint import Checkpoints, check_signature
 from polymode.training.method import Phase, build_optimizers
 from polymode.training.progress import ProgressBar
 from polymode.training.setup import Job, set_up
 from polymode.training.validation import keep_better, take_best, validate
+
+# Written last: a folder that holds it is a run that came to its end.
+FINISHED = "run.json"
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.record: dict[str, Any] = {}
         self.seconds = 0.0  # of training, in all sessions
+        self.signature = {} if folder is None else job.signature(made.problem.network)
 
     def execute(
         self,
@@ -75,8 +80,9 @@ class Run:
     ) -> list[Posterior]:
         checkpoints = None
         if self.folder is not None:
-            signature = self.job.signature(self.problem.network)
-            checkpoints = Checkpoints(self.folder / "checkpoint", signature)
+            checkpoints = Checkpoints(self.folder / "checkpoint", self.signature)
+            if (self.folder / FINISHED).exists():
+                return self._read_back(self.folder)
         if checkpoints is not None and checkpoints.exist:
             self._restore(checkpoints.load())
         else:
@@ -103,12 +109,14 @@ class Run:
         return posteriors
 
     def _choose_backend(self, wanted: AnyBackend) -> None:
+        began = time.perf_counter()
         choice = choose_backend(self.made, self.job.sources[0], wanted)
         self.problem.execution.backend = choice.training
         self.record |= {
             "backend": choice.training,
             "prediction_backend": choice.prediction,
             "step_seconds": choice.step_seconds,
+            "choice_seconds": round(time.perf_counter() - began, 3),
         }
 
     # --- training -----------------------------------------------------------------------------
@@ -162,7 +170,7 @@ class Run:
 
     def _arranged(self, batch: Batch) -> Batch:
         execution, network = self.problem.execution, self.problem.network
-        batch = batch.on(execution.device, network.arrange)
+        batch = batch.on(execution.device, network)
         if not isinstance(self.batches.source, ArrayData):  # in memory, all were checked before
             for piece in batch.pieces:
                 network.likelihood.check_targets(piece.targets, self.made.example_outputs)
@@ -176,7 +184,7 @@ class Run:
         scores: dict[str, Tensor] = {}
         if self.job.validation is not None:
             scores = validate(self.state, phase.objective, self.batches, self.job.validation)
-            if phase.keep is not None and position.epoch >= phase.keep.from_epoch:
+            if phase.keep is not None and phase.keep.includes(position.epoch):
                 keep_better(self.state, scores[phase.keep.criterion])
         losses = torch.stack(self.losses).nanmean(0).cpu()
         self.losses.clear()
@@ -225,6 +233,7 @@ class Run:
             "num_examples": self.job.sources[data_set].num_examples,
             "member_epochs": spent,
             "training_seconds": round(self.seconds, 3),
+            "peak_memory_mb": round(peak_memory(self.job.device) / 2**20),
             "precision": self.job.precision,
             "device": str(self.job.device),
             "threads": torch.get_num_threads(),
@@ -265,10 +274,26 @@ class Run:
         names = [f"posterior-{index}" for index in range(len(posteriors))]
         for name, posterior in zip(names, posteriors, strict=True):
             posterior.save(folder / name)
-        write_json(
-            folder / "run.json",
-            {"format_version": FORMAT_VERSION, "what": "finished run", "posteriors": names},
-        )
+        content = {"what": "finished run", "signature": self.signature, "posteriors": names}
+        write_json(folder / FINISHED, {"format_version": FORMAT_VERSION} | content)
+
+    def _read_back(self, folder: Path) -> list[Posterior]:
+        """The posteriors of a run that is finished already."""
+        content = read_json(folder / FINISHED, "finished run")
+        check_signature(content["signature"], self.signature, f"The finished run in {folder}")
+        return [load_posterior(folder / name, self.job.model) for name in content["posteriors"]]
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes in use so far: of the device, or of this whole process (0 where it cannot be told)."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if sys.platform == "win32":
+        return 0
+    import resource  # not there on every platform
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts kilobytes
 
 
 def versions() -> dict[str, str]:

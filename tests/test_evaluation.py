@@ -50,6 +50,50 @@ def test_regression_scores():
     assert scores["log_density"] == pytest.approx(posterior.log_prob(test.inputs, test.targets).mean().item())
 
 
+def test_ignored_tokens_do_not_count():
+    case = BY_NAME["tied_tokens"]
+    data = case.data(6)
+    targets = data.targets.clone()
+    targets[:, 3:] = -1
+    likelihood = pm.likelihoods.Categorical(ignore_index=-1)
+    posterior = pm.fit(
+        pm.methods.Single(),
+        case.double_factory,
+        pm.ArrayData(data.inputs, targets, batch_size=3),
+        likelihood=likelihood,
+        epochs=1,
+        progress=False,
+    )
+    scores = pm.evaluate(posterior, pm.ArrayData(data.inputs, targets))
+    p = posterior.predict(data.inputs).mean[:, :3].flatten(0, 1)
+    assert scores["nll"] == pytest.approx(metrics.nll(p, data.targets[:, :3].flatten()))
+    assert scores["accuracy"] == pytest.approx(metrics.accuracy(p, data.targets[:, :3].flatten()))
+
+
+def test_nll_does_not_underflow_and_half_precision_is_scored():
+    network = torch.nn.Linear(1, 2, bias=False)
+    torch.nn.init.constant_(network.weight[:1].data, 200.0)
+    torch.nn.init.constant_(network.weight[1:].data, -200.0)
+    sure = pm.StackedModule([network]).posterior("categorical")
+    data = pm.ArrayData(torch.ones(3, 1), torch.ones(3, dtype=torch.int64))
+    assert pm.evaluate(sure, data)["nll"] == pytest.approx(400.0)
+    half = pm.StackedModule([pm.models.MLP(4, 3).bfloat16()]).posterior("categorical")
+    x = torch.randn(20, 4).bfloat16()
+    scores = pm.evaluate(half, pm.ArrayData(x, torch.zeros(20).long()))
+    p = half.predict(x).mean
+    assert p.dtype == torch.float32
+    assert scores["nll"] == pytest.approx(-p[:, 0].log().mean().item(), rel=0.01)
+
+
+def test_what_needs_classes_says_so():
+    case, posterior = fitted("learned_noise")
+    with pytest.raises(pm.errors.InputError, match="need a categorical likelihood"):
+        pm.evaluate(posterior, case.data(), ood=case.data().inputs)
+    case, posterior = fitted("mlp")
+    with pytest.raises(pm.errors.InputError, match="Apply softmax"):
+        pm.evaluate(posterior, case.data(40), reference=torch.randn(40, 3))
+
+
 def test_multi_label_and_tokens():
     case, posterior = fitted("multi_label")
     test = case.data(20, seed=3)

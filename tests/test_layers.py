@@ -3,8 +3,11 @@
 import math
 
 import torch
+from torch import nn
 
 from polymode.layers.dropout import SeededDropout, uniform
+from polymode.members import call_module
+from polymode.surgery import prepare, tensors_of
 
 ZERO = torch.zeros((), dtype=torch.int64)
 
@@ -47,8 +50,25 @@ def test_mask_keeps_the_mean_and_drops_the_rate():
     assert torch.equal(layer.eval()(out), out)
 
 
+def test_a_layer_used_twice_in_a_pass_draws_twice():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x):
+            return torch.stack([self.drop(x), self.drop(x)])
+
+    prepared = prepare(Twice()).train()
+    weights = tensors_of(prepared)
+    x = torch.ones(5, 40)
+    first, again = (call_module(prepared, weights, x) for _ in range(2))
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(first, again)
+
+
 def test_channel_dropout_drops_whole_channels():
-    out = SeededDropout(0.5, layer=0, channels=True).train()(torch.ones(50, 8, 3, 3))
+    out = SeededDropout(0.5, layer=0, original=nn.Dropout2d).train()(torch.ones(50, 8, 3, 3))
     flat = out.flatten(2)
     assert torch.equal(flat.amin(-1), flat.amax(-1))
     assert 0 < (flat[..., 0] == 0).sum() < 400

@@ -136,6 +136,72 @@ def test_softmax_and_entropy_with_a_class_ruled_out():
     torch.testing.assert_close(h, torch.stack([-(q * q.log()).sum(), torch.tensor(math.log(3.0))]))
 
 
+@pytest.mark.parametrize("offset", [0.0, -1000.0, 700.0])
+def test_weights_are_unnormalised_logarithms(offset):
+    weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    posterior = particles("mlp", 3, log_weights=weights.log() + offset)
+    x = BY_NAME["mlp"].data(5).inputs
+    p = all_outputs(posterior, x).softmax(-1)
+    torch.testing.assert_close(posterior.predict(x).mean, torch.einsum("m,mnc->nc", weights, p))
+
+
+def test_blocks_stay_below_the_memory_limit(monkeypatch):
+    monkeypatch.setattr("polymode.posteriors.particles.BLOCK_BYTES", 4 * 8 * 60)
+    posterior = particles("mlp", 20)
+    [each] = {block.num_bytes // block.num_members for block in posterior.draw()}
+    assert max(block.num_bytes for block in posterior.draw()) <= max(4 * 8 * 60, each)
+    assert sum(block.num_members for block in posterior.draw()) == 20
+
+
+def test_networks_with_other_constants_are_not_merged():
+    a, b = (pm.models.MLP(4, 3, (6,)).double() for _ in range(2))
+    for module in (a, b):
+        module[1].requires_grad_(False)
+    first, second = (
+        pm.fit(
+            pm.methods.Single(), m, BY_NAME["mlp"].data(), likelihood="categorical", epochs=1, progress=False
+        )
+        for m in (a, b)
+    )
+    with pytest.raises(InputError, match=r"'1\.\w+', which their members have in common, differs"):
+        pm.merge([first, second])
+    assert pm.merge([first, first]).num_members == 2
+    with pytest.raises(InputError, match="no posteriors"):
+        pm.merge([])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (torch.randn(5, 3, dtype=torch.float64), r"cannot run on a batch of these inputs, \[5, 3\]"),
+        (torch.randn(5, 4), "float32"),
+        (torch.full((2, 4), float("nan"), dtype=torch.float64), "first in row 0"),
+        (torch.zeros(0, 4, dtype=torch.float64), "no points"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_bad_inputs_to_predict(backend, inputs, message):
+    with pytest.raises(InputError, match=message):
+        particles("mlp", backend=backend).predict(inputs)
+
+
+def test_targets_that_do_not_fit_are_refused():
+    posterior, data = particles("learned_noise"), BY_NAME["learned_noise"].data(6)
+    with pytest.raises(InputError, match=r"gives \[6, 2\] for targets \[6, 1\]"):
+        posterior.log_prob(data.inputs, data.targets[:, :1])
+    with pytest.raises(InputError, match="1 targets for 6 inputs"):
+        posterior.log_prob(data.inputs, data.targets[:1])
+    with pytest.raises(InputError, match="batch_size must be at least 1"):
+        posterior.predict(data.inputs, batch_size=0)
+    assert repr(posterior) == "Particles(7 × NoiseLevel, gaussian)"
+
+
+def test_numpy_inputs_are_welcome():
+    posterior = pm.StackedModule([pm.models.MLP(4, 3) for _ in range(2)]).posterior("categorical")
+    x = torch.randn(5, 4)
+    assert torch.equal(posterior.predict(x.numpy()).mean, posterior.predict(x).mean)
+
+
 def test_fewer_members_are_spread_over_the_chain():
     members = Members({"w": torch.arange(10.0)[:, None]})
     case = BY_NAME["mlp"]

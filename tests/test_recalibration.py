@@ -39,6 +39,36 @@ def test_temperature_is_found(temperature):
     assert metrics.ece(scaling.apply(given).mean, labels) < 0.03
 
 
+def test_tokens_are_observations_of_their_own():
+    given, labels = drawn(600, 2.0, 5)
+    tokens = pm.CategoricalPredictive(given.mean.reshape(100, 6, 4), torch.zeros(100, 6), 1)
+    expected = pm.TemperatureScaling.fit(given, labels).temperature
+    assert pm.TemperatureScaling.fit(tokens, labels.reshape(100, 6)).temperature == expected
+    ignored = labels.clone()
+    ignored[::3] = -100
+    kept = ignored != -100
+    part = pm.CategoricalPredictive(given.mean[kept], torch.zeros(int(kept.sum())), 1)
+    expected = pm.TemperatureScaling.fit(part, labels[kept]).temperature
+    found = pm.TemperatureScaling.fit(tokens, ignored.reshape(100, 6), ignore_index=-100)
+    assert found.temperature == expected
+    threshold = pm.ConformalSets.fit(given, labels).threshold
+    assert pm.ConformalSets.fit(tokens, labels.reshape(100, 6)).threshold == threshold
+    with pytest.raises(InputError, match="Labels go from -100"):
+        pm.TemperatureScaling.fit(tokens, ignored.reshape(100, 6))
+
+
+def test_tempering_leaves_the_disagreement_alone():
+    members = torch.randn(3, 50, 4, generator=torch.Generator().manual_seed(6)).softmax(-1)
+    within = -(members * members.log()).sum(-1).mean(0)
+    given = pm.CategoricalPredictive(members.mean(0), within, 3)
+    tempered = pm.TemperatureScaling(2.0).apply(given)
+    torch.testing.assert_close(tempered.mutual_information, given.mutual_information, rtol=1e-4, atol=1e-6)
+    with pytest.raises(InputError, match="must be positive, got -1"):
+        pm.TemperatureScaling(-1.0)
+    with pytest.raises(InputError, match="Expected a CategoricalPredictive"):
+        pm.TemperatureScaling.fit(members, torch.zeros(50))
+
+
 @pytest.mark.parametrize("miscoverage", [0.05, 0.2])
 def test_conformal_sets_cover(miscoverage):
     """Coverage of new points: mean 1 − α, standard deviation about sqrt(α(1−α)(1/n + 1/m))."""

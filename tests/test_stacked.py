@@ -69,6 +69,27 @@ def test_dropout_masks_change_from_step_to_step_and_between_members():
     assert torch.equal(stacked.eval()(x)[0], stacked(x)[1])
 
 
-def test_no_modules():
+def test_bad_modules_and_shapes():
     with pytest.raises(InputError, match="at least one"):
         pm.StackedModule([])
+    with pytest.raises(InputError, match="same tensors"):
+        pm.StackedModule([nn.Linear(2, 3), nn.Linear(2, 4)])
+    stacked = pm.StackedModule([nn.Linear(4, 1) for _ in range(2)])
+    x = torch.randn(8, 4)
+    with pytest.raises(InputError, match=r"gives \[8, 1\] for targets \[8, 3\]"):
+        pm.member_losses(pm.likelihoods.FixedGaussian(), stacked(x), torch.randn(8, 3))
+    with pytest.raises(InputError, match=r"LearnedGaussian\(\).prepare"):
+        pm.member_losses("gaussian", stacked(x), torch.randn(8, 1))
+
+
+def test_learned_noise_in_ones_own_loop():
+    likelihood = pm.likelihoods.LearnedGaussian()
+    stacked = pm.StackedModule([likelihood.prepare(nn.Linear(4, 1)) for _ in range(2)])
+    x, y = torch.randn(8, 4), torch.randn(8)
+    losses = pm.member_losses(likelihood, stacked(x), y)
+    for loss, state in zip(losses, pm.unstack(stacked.members), strict=True):
+        mean = x @ state["network.weight"].T + state["network.bias"]
+        std = F.softplus(state["noise"]) + likelihood.min_std
+        expected = -torch.distributions.Normal(mean[:, 0], std).log_prob(y).mean()
+        torch.testing.assert_close(loss, expected)
+    assert stacked.posterior(likelihood).predict(x).std.shape == (8, 1)

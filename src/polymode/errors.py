@@ -36,14 +36,21 @@ class CheckpointError(PolymodeError):
 
 
 class NonFiniteLoss(PolymodeError, ArithmeticError):
-    """A member's loss became infinite or NaN; ``posterior`` holds the last finite weights."""
+    """A member's loss became infinite or NaN; ``posterior`` holds the weights before that step."""
 
     posterior: object = None
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise an ``InputError`` with the message unless the condition holds."""
+    if not condition:
+        raise InputError(message)
 
 
 def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> InputError:
     """Build the error for a name that is not in a list, with the nearest one that is."""
     allowed = sorted(allowed)
-    nearest = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
-    hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    by_lower = {candidate.lower(): candidate for candidate in allowed}
+    nearest = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
+    hint = f" Did you mean {by_lower[nearest[0]]!r}?" if nearest else ""
     return InputError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(allowed)}.")

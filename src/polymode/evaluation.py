@@ -4,14 +4,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from polymode import metrics
-from polymode.data import ArrayData, Data, as_data
+from polymode.data import ArrayData, Data, as_data, as_tree
 from polymode.errors import InputError
+from polymode.likelihoods import Categorical, Gaussian
 from polymode.metrics.ood import SCORES, uncertainty
+from polymode.metrics.scores import check_probabilities
 from polymode.posteriors import Posterior
-from polymode.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
+from polymode.predictive import (
+    BernoulliPredictive,
+    CategoricalPredictive,
+    GaussianPredictive,
+    labelled,
+)
 from polymode.trees import Tree, map_tree
+
+LEVELS = (0.025, 0.05, 0.95, 0.975)
 
 
 def evaluate(
@@ -25,26 +35,47 @@ def evaluate(
 ) -> dict[str, float]:
     """Score a posterior on ``data``; the keys depend on the likelihood and on what is given.
 
-    ood: data (its targets are ignored) or inputs that lie outside the distribution.
-    reference: probabilities [N, C] of another predictive, such as that of HMC, for the same points.
+    ood: data (its targets are ignored) or inputs outside the distribution. reference: probabilities [N, C]
+        of another predictive, such as that of HMC, for the same points. Both need a categorical likelihood.
+
+    Classes: accuracy, nll, brier, ece, mce, aurc, mutual_information, top5, and where asked for
+    ood_<score>_<auroc|aupr|fpr95>, agreement, total_variation; tokens that are ignored do not count.
+    Bernoulli: accuracy, nll (summed over an example's labels). Gaussians: rmse, log_density, coverage90,
+    coverage95, mean_std. Sample weights do not count here.
     """
     inputs, targets = _arrays(as_data(data))
-    predictive = posterior.predict(inputs, num_members, generator)
-    log_prob = posterior.log_prob(inputs, targets, num_members, generator)
+    likelihood = posterior.network.likelihood
+    if not isinstance(likelihood, Categorical) and (ood is not None or reference is not None):
+        raise InputError(f"ood= and reference= need a categorical likelihood, this is {likelihood.kind!r}.")
+    start = None if generator is None else generator.get_state()
+
+    def same_draws() -> torch.Generator | None:
+        """All scores are about the same members: each pass replays the draws."""
+        if generator is not None and start is not None:
+            generator.set_state(start)
+        return generator
+
+    log_prob = posterior.log_prob(inputs, targets, num_members, same_draws())
+    levels = LEVELS if isinstance(likelihood, Gaussian) else ()
+    predictive = posterior.predict(inputs, num_members, same_draws(), quantiles=levels)
     if isinstance(predictive, GaussianPredictive):
-        return _regression(posterior, predictive, inputs, targets, log_prob, num_members, generator)
+        return _regression(predictive, targets, log_prob)
     if isinstance(predictive, BernoulliPredictive):
-        wrong = predictive.labels.reshape(targets.shape) != (targets > 0.5)
+        wrong = predictive.labels.cpu().reshape(targets.shape) != (targets.cpu() > 0.5)
         return {"accuracy": 1 - wrong.double().mean().item(), "nll": -log_prob.double().mean().item()}
-    scores = _classification(predictive, targets.to(predictive.mean.device))
+    assert isinstance(likelihood, Categorical)
+    observed = likelihood.observed(targets).to(log_prob.device)
+    scores = _classification(predictive, targets, likelihood.ignore_index)
+    scores["nll"] = -log_prob.double()[observed].mean().item()  # in logarithms: no underflow
     if ood is not None:
-        foreign = posterior.predict(_inputs(ood), num_members, generator)
+        foreign = posterior.predict(_inputs(ood), num_members, same_draws())
         assert isinstance(foreign, CategoricalPredictive)
         for score in SCORES:
             found = metrics.ood_scores(uncertainty(predictive, score), uncertainty(foreign, score))
             scores |= {f"ood_{score}_{key}": value for key, value in vars(found).items()}
     if reference is not None:
         reference = torch.as_tensor(reference).to(predictive.mean.device)
+        check_probabilities(reference.flatten(0, -2))
         scores["agreement"] = metrics.agreement(predictive.mean, reference)
         scores["total_variation"] = metrics.total_variation(predictive.mean, reference)
     return scores
@@ -59,16 +90,16 @@ def _arrays(data: Data) -> tuple[Tree, Tensor]:
 
 
 def _inputs(source: Any) -> Tree:
-    return source if isinstance(source, Tensor | dict | tuple) else _arrays(as_data(source))[0]
+    return _arrays(as_data(source))[0] if isinstance(source, Data | DataLoader) else as_tree(source)
 
 
-def _classification(predictive: CategoricalPredictive, labels: Tensor) -> dict[str, float]:
-    probabilities = predictive.mean.flatten(0, -2)
-    labels = labels.flatten()
+def _classification(
+    predictive: CategoricalPredictive, labels: Tensor, ignore_index: int | None
+) -> dict[str, float]:
+    probabilities, labels = labelled(predictive.mean, labels, ignore_index)
     wrong = (probabilities.argmax(-1) != labels).double()
     scores = {
         "accuracy": metrics.accuracy(probabilities, labels),
-        "nll": metrics.nll(probabilities, labels),
         "brier": metrics.brier(probabilities, labels),
         "ece": metrics.ece(probabilities, labels),
         "mce": metrics.mce(probabilities, labels),
@@ -80,21 +111,9 @@ def _classification(predictive: CategoricalPredictive, labels: Tensor) -> dict[s
     return scores
 
 
-def _regression(
-    posterior: Posterior,
-    predictive: GaussianPredictive,
-    inputs: Tree,
-    targets: Tensor,
-    log_prob: Tensor,
-    num_members: int | None,
-    generator: torch.Generator | None,
-) -> dict[str, float]:
-    levels = (0.025, 0.05, 0.95, 0.975)
-    found = posterior.predict(inputs, num_members, generator, quantiles=levels)
-    assert isinstance(found, GaussianPredictive)
-    if found.quantiles is None:
-        raise InputError("Quantiles were asked for and not computed.")
-    q = {level: value.cpu() for level, value in found.quantiles.items()}
+def _regression(predictive: GaussianPredictive, targets: Tensor, log_prob: Tensor) -> dict[str, float]:
+    assert predictive.quantiles is not None
+    q = {level: value.cpu() for level, value in predictive.quantiles.items()}
     targets = targets.cpu()
     return {
         "rmse": metrics.rmse(predictive.mean.cpu(), targets),

@@ -4,6 +4,7 @@ Each has ``log_prob(outputs, targets)`` per observation, ``check`` for bad input
 an accumulator that turns the outputs of many members into one predictive.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ from polymode.predictive import (
     mixture_quantiles,
     softmax_and_entropy,
 )
-from polymode.trees import Tree
+from polymode.trees import Tree, map_tree
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,10 @@ class Likelihood(ABC):
     def num_observations(self, targets: Tensor) -> Tensor | int:
         """Number of observations among the targets (tokens that are not ignored, else examples)."""
         return targets.shape[0]
+
+    def observed(self, targets: Tensor) -> Tensor:
+        """Which entries of ``log_prob`` are observations, [B] or [B, T]."""
+        return torch.ones(targets.shape[0], dtype=torch.bool, device=targets.device)
 
     @abstractmethod
     def errors(self, outputs: Tree, targets: Tensor) -> Tensor:
@@ -132,8 +137,11 @@ class Categorical(Likelihood):
             return targets.numel()
         return (~self._ignored(targets)).sum().clamp(min=1)
 
+    def observed(self, targets: Tensor) -> Tensor:
+        return ~self._ignored(targets)
+
     def terms(self, outputs: Tree, targets: Tensor) -> Tensor:
-        logits = self.read(outputs).movedim(-1, 1)
+        logits, targets = self.read(outputs).movedim(-1, 1), targets.long()
         ignored = -100 if self.ignore_index is None else self.ignore_index
         return -F.cross_entropy(logits, targets, reduction="none", ignore_index=ignored)
 
@@ -164,9 +172,20 @@ class Categorical(Likelihood):
     def check_outputs(self, outputs: Tree, targets: Tensor) -> None:
         logits = self.read(outputs)
         if logits.ndim < 2 or logits.shape[:-1] != targets.shape:
+            advice = ""
+            if targets.ndim == logits.ndim and targets.shape[-1] == 1:
+                advice = " Use targets.squeeze(-1)."
+            elif targets.shape == logits.shape:
+                advice = " For one-hot rows use targets.argmax(-1)."
             raise InputError(
                 f"Categorical needs logits [B, C] for labels [B], or [B, T, C] for [B, T]; the "
-                f"network gives {list(logits.shape)} for labels {list(targets.shape)}."
+                f"network gives {list(logits.shape)} for labels {list(targets.shape)}.{advice}"
+            )
+        if bool((logits >= 0).all()) and bool((logits.sum(-1) - 1).abs().max() < 1e-4):
+            warnings.warn(
+                "The network's outputs are non-negative and sum to 1: it seems to end in a softmax, but "
+                "Categorical takes logits. Remove the softmax.",
+                stacklevel=2,
             )
         if logits.shape[-1] < 2:
             raise InputError("Categorical needs at least two outputs; for one yes/no output use 'bernoulli'.")
@@ -243,7 +262,7 @@ class _BernoulliAccumulator(Accumulator):
 
 
 @dataclass(frozen=True)
-class _Gaussian(Likelihood):
+class Gaussian(Likelihood):
     """N(μ, σ²) with independent dimensions, whose log densities add up to one observation's."""
 
     squared_errors: ClassVar[bool] = True
@@ -279,7 +298,7 @@ class _Gaussian(Likelihood):
 
 
 class _GaussianAccumulator(Accumulator):
-    def __init__(self, likelihood: _Gaussian, num_points: int) -> None:
+    def __init__(self, likelihood: Gaussian, num_points: int) -> None:
         super().__init__(num_points)
         self.likelihood = likelihood
         self.centre: Tensor | None = None
@@ -313,7 +332,7 @@ class _GaussianAccumulator(Accumulator):
 
 
 @dataclass(frozen=True)
-class FixedGaussian(_Gaussian):
+class FixedGaussian(Gaussian):
     """The network gives the mean; the noise has the known standard deviation ``std``."""
 
     kind: ClassVar[str] = "fixed_gaussian"
@@ -328,7 +347,7 @@ class FixedGaussian(_Gaussian):
 
 
 @dataclass(frozen=True)
-class LearnedGaussian(_Gaussian):
+class LearnedGaussian(Gaussian):
     """The network gives the mean; each member learns one noise level σ = softplus(ρ) + min_std.
 
     ρ is the parameter ``noise`` of the prepared network, which then returns (mean, ρ).
@@ -348,6 +367,11 @@ class LearnedGaussian(_Gaussian):
         return NoiseLevel(module, self)
 
     def moments(self, outputs: Tree) -> tuple[Tensor, Tensor]:
+        if not isinstance(outputs, dict) or outputs.keys() != {"mean", "raw_std"}:
+            raise InputError(
+                "LearnedGaussian ('gaussian') learns its noise level beside the network. fit() adds it; "
+                "in your own loop wrap every module: LearnedGaussian().prepare(module)."
+            )
         mean, raw = outputs["mean"], outputs["raw_std"]
         return mean, F.softplus(raw) + self.min_std
 
@@ -369,7 +393,7 @@ class NoiseLevel(nn.Module):
 
 
 @dataclass(frozen=True)
-class HeteroscedasticGaussian(_Gaussian):
+class HeteroscedasticGaussian(Gaussian):
     """The network gives [..., 2D]: D means, then D raw noise levels, σ = softplus(·) + min_std."""
 
     kind: ClassVar[str] = "heteroscedastic_gaussian"
@@ -417,6 +441,12 @@ def make_likelihood(likelihood: "str | Likelihood | dict") -> Likelihood:
     """Read a likelihood given as an object, a name or a configuration."""
     if isinstance(likelihood, Likelihood):
         return likelihood
+    if not isinstance(likelihood, str | dict):
+        given = likelihood.__name__ if isinstance(likelihood, type) else type(likelihood).__name__
+        raise InputError(
+            f"likelihood must be a name ({', '.join(LIKELIHOODS)}) or an instance such as Categorical(), "
+            f"got {given}."
+        )
     options = {"kind": likelihood} if isinstance(likelihood, str) else dict(likelihood)
     kind = options.pop("kind")
     if kind not in LIKELIHOODS:
@@ -433,12 +463,15 @@ def member_losses(
     """
     likelihood = make_likelihood(likelihood)
     in_dims = (0, 0 if targets_have_members else None)
+    likelihood.check_outputs(
+        map_tree(lambda t: t[0].detach(), outputs), targets[0] if targets_have_members else targets
+    )
     return torch.vmap(lambda o, t: likelihood.mean_loss(o, t, None), in_dims=in_dims)(outputs, targets)
 
 
 def quantiles_of(likelihood: Likelihood, outputs: Tree, weights: Tensor, levels: Sequence[float]) -> Tensor:
     """Quantiles [q, b, ...] of the mixture of all members' outputs [m, b, ...] at some points."""
-    if not isinstance(likelihood, _Gaussian):
+    if not isinstance(likelihood, Gaussian):
         raise InputError(f"Quantiles need a Gaussian likelihood, this one is {likelihood.kind!r}.")
     means, stds = likelihood.moments(outputs)
     stds = stds if isinstance(stds, Tensor) else torch.full_like(means, stds)

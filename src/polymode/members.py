@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from polymode.errors import CannotVectorise, InputError, unknown_name
+from polymode.errors import CannotVectorise, InputError, PolymodeError, unknown_name
+from polymode.layers import SeededDropout
 from polymode.trees import Tree, leaves, map_tree
 
 Tensors = dict[str, Tensor]
@@ -69,6 +70,10 @@ class Members:
         return self.num_members // self.num_groups
 
     @property
+    def largest_log_weight(self) -> float:
+        return float(self.log_weights.max())
+
+    @property
     def num_bytes(self) -> int:
         tensors = (*self.stacked.values(), *self.shared.values())
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -108,7 +113,9 @@ class Members:
         )
 
     def clone(self) -> "Members":
-        return replace(self.map(torch.clone), log_weights=self.log_weights.clone())
+        return replace(
+            self.map(torch.clone), log_weights=self.log_weights.clone(), labels=self.labels.clone()
+        )
 
     def to(self, device: torch.device | str) -> "Members":
         if self.log_weights.device == torch.device(device):
@@ -155,26 +162,37 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
-# Tied names of each module seen: looking for ties on every call would cost more than a small network.
-_TIES: "WeakKeyDictionary[nn.Module, list[tuple[str, str]]]" = WeakKeyDictionary()
+@dataclass(frozen=True)
+class _Structure:
+    """ties: pairs (other name, first name) of tensors held under several names; dropouts: noise layers."""
+
+    ties: list[tuple[str, str]]
+    dropouts: list[SeededDropout]
 
 
-def _ties(module: nn.Module) -> list[tuple[str, str]]:
-    """Pairs (other name, first name) of tensors that a module holds under several names."""
-    if module not in _TIES:
+# Looked up once a module: searching it on every call would cost more than a small network does.
+_STRUCTURES: "WeakKeyDictionary[nn.Module, _Structure]" = WeakKeyDictionary()
+
+
+def _structure(module: nn.Module) -> _Structure:
+    if module not in _STRUCTURES:
         first: dict[int, str] = {}
-        pairs = []
+        ties = []
         for named in (module.named_parameters, module.named_buffers):
             for name, tensor in named(remove_duplicate=False):
                 if first.setdefault(id(tensor), name) != name:
-                    pairs.append((name, first[id(tensor)]))
-        _TIES[module] = pairs
-    return _TIES[module]
+                    ties.append((name, first[id(tensor)]))
+        dropouts = [part for part in module.modules() if isinstance(part, SeededDropout)]
+        _STRUCTURES[module] = _Structure(ties, dropouts)
+    return _STRUCTURES[module]
 
 
 def call_module(module: nn.Module, weights: Tensors, inputs: Tree) -> Tree:
     """Call ``module`` with other weights: a tuple is passed as ``*args``, a dictionary as ``**kwargs``."""
-    for name, first in _ties(module):
+    structure = _structure(module)
+    for layer in structure.dropouts:
+        layer.calls = 0
+    for name, first in structure.ties:
         if first in weights:
             weights = weights | {name: weights[first]}
     if isinstance(inputs, dict):
@@ -238,8 +256,10 @@ def _vmap(function: Callable, members: Members, own: Tree, of_group: Tree) -> An
         folded = [t.unflatten(0, (groups, size)) for t in of_member]
         outputs = vmap(one_group, randomness="error")(*folded, *of_chain)
         return map_tree(lambda t: t.flatten(0, 1), outputs)
+    except PolymodeError:
+        raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        raise CannotVectorise(str(error).splitlines()[0]) from error
+        raise CannotVectorise((str(error) or type(error).__name__).splitlines()[0]) from error
 
 
 def _flattened(tree: Tree) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tree]]:

@@ -26,6 +26,8 @@ def softmax_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
     The class axis is moved to the front for the arithmetic: over a short last axis the CPU kernels
     take about ten times as long.
     """
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()  # probabilities of half precision do not sum to one
     log_p = logits.movedim(-1, 0).contiguous().log_softmax(0)
     p = log_p.exp()
     # A class that is ruled out (log p = −∞) contributes 0 · log 0 = 0.
@@ -89,6 +91,9 @@ class BernoulliPredictive:
 class GaussianPredictive:
     """A mixture of the members' Gaussians, by its moments and, when asked for, its quantiles.
 
+    Shapes are those of the network's means: a network with one output gives [N, 1], so compare with
+    targets [N] after ``squeeze(-1)``. (The functions of ``polymode.metrics`` do this by themselves.)
+
     mean, noise_variance (mean of the members' σ²), member_variance (variance of the members' means):
     [N, ...]; quantiles: level -> [N, ...].
     """
@@ -121,6 +126,36 @@ class GaussianPredictive:
 
 
 Predictive = CategoricalPredictive | BernoulliPredictive | GaussianPredictive
+
+
+def labelled(probabilities: Tensor, labels: Tensor, ignore_index: int | None = None) -> tuple[Tensor, Tensor]:
+    """Probabilities [N, C] and labels [N] of all observations, from [..., C] and [...].
+
+    Observations whose label is ``ignore_index`` are left out; any other label that is not one of the
+    C classes is an error.
+    """
+    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dtype == torch.bool:
+        kind = labels.dtype if isinstance(labels, Tensor) else type(labels).__name__
+        raise InputError(f"Labels must be a tensor of integers, got {kind}.")
+    if probabilities.shape[:-1] != labels.shape:
+        raise InputError(
+            f"Probabilities {list(probabilities.shape)} need labels {list(probabilities.shape[:-1])}, "
+            f"got {list(labels.shape)}."
+        )
+    flat, of_each = probabilities.flatten(0, -2), labels.flatten().long().to(probabilities.device)
+    if ignore_index is not None:
+        kept = of_each != ignore_index
+        flat, of_each = flat[kept], of_each[kept]
+    num_classes = probabilities.shape[-1]
+    if not len(of_each):
+        raise InputError("There are no labelled points.")
+    low, high = int(of_each.min()), int(of_each.max())
+    if low < 0 or high >= num_classes:
+        raise InputError(
+            f"Labels go from {low} to {high}; with {num_classes} classes they must lie between 0 and "
+            f"{num_classes - 1}."
+        )
+    return flat, of_each
 
 
 class Accumulator(ABC):
@@ -165,7 +200,8 @@ def mixture_quantiles(means: Tensor, stds: Tensor, weights: Tensor, levels: Tens
     """Invert the distribution function F(t) = Σ_m w_m Φ((t − μ_m)/σ_m) of a mixture by bisection.
 
     means, stds: [m, ...]; weights: [m], normalised; levels: [q] in (0, 1). Returns [q, ...].
-    The bracket is that of the components' own quantiles and is halved until float64 is exhausted.
+    The bracket is that of the components' own quantiles; it is halved until it is 1e-10 of the narrowest
+    component, or float64 is exhausted.
     """
     if not bool(((levels > 0) & (levels < 1)).all()):
         raise InputError(f"Quantile levels must lie strictly between 0 and 1, got {levels.tolist()}.")
@@ -174,12 +210,13 @@ def mixture_quantiles(means: Tensor, stds: Tensor, weights: Tensor, levels: Tens
     components = means + z * stds
     low, high = components.amin(1), components.amax(1)
     level = levels.double().reshape(-1, *[1] * (means.ndim - 1))
-    for _ in range(60):
+    narrowest, epsilon = stds.amin(0), torch.finfo(torch.float64).eps
+    for _ in range(200):
         middle = 0.5 * (low + high)
         cdf = torch.stack([_mixture_cdf(t, means, stds, weights) for t in middle])
         below = cdf < level
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        if bool((high - low <= 1e-12 * (1 + middle.abs())).all()):
+        if bool((high - low <= 1e-10 * narrowest + 4 * epsilon * middle.abs()).all()):
             break
     return 0.5 * (low + high)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from polymode.errors import InputError
-from polymode.predictive import CategoricalPredictive, GaussianPredictive
+from polymode.errors import InputError, require
+from polymode.predictive import CategoricalPredictive, GaussianPredictive, entropy, labelled
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,17 @@ class TemperatureScaling:
 
     temperature: float
 
+    def __post_init__(self) -> None:
+        require(self.temperature > 0, f"The temperature must be positive, got {self.temperature}.")
+
     @classmethod
-    def fit(cls, predictive: CategoricalPredictive, labels: Tensor) -> "TemperatureScaling":
-        """Find the minimum over log T; the NLL is convex in 1/T, so it is the only one."""
-        logs = _safe_log(predictive.mean.double())
+    def fit(
+        cls, predictive: CategoricalPredictive, labels: Tensor, ignore_index: int | None = None
+    ) -> "TemperatureScaling":
+        """Find the minimum over held-out labels [N] or tokens [N, T]; in 1/T the NLL is convex."""
+        _check_kind(predictive, CategoricalPredictive)
+        probabilities, labels = labelled(predictive.mean.double(), labels, ignore_index)
+        logs = _safe_log(probabilities)
 
         def slope(inverse: float) -> float:
             # d NLL / d(1/T) = E[Σ_c q_c log p_c − log p_y], q the tempered probabilities.
@@ -34,9 +41,17 @@ class TemperatureScaling:
         return cls(1 / math.sqrt(low * high))
 
     def apply(self, predictive: CategoricalPredictive) -> CategoricalPredictive:
-        """Temper the mean; how the members differ (``expected_entropy``) is left as it was."""
+        """Temper the mean; how far the members disagree (the mutual information) is left as it was."""
         tempered = (_safe_log(predictive.mean) / self.temperature).softmax(-1)
-        return replace(predictive, mean=tempered)
+        within = (entropy(tempered) - predictive.mutual_information).clamp(min=0)
+        return replace(predictive, mean=tempered, expected_entropy=within)
+
+
+def _check_kind(predictive: object, kind: type) -> None:
+    require(
+        isinstance(predictive, kind),
+        f"Expected a {kind.__name__}, as posterior.predict() gives it, got {type(predictive).__name__}.",
+    )
 
 
 def _safe_log(probabilities: Tensor) -> Tensor:
@@ -47,7 +62,7 @@ def _conformal_quantile(scores: Tensor, miscoverage: float) -> float:
     """The ⌈(n+1)(1−α)⌉-th smallest score: a new one lies at or below it with probability ≥ 1 − α."""
     if not 0 < miscoverage < 1:
         raise InputError(f"miscoverage must lie strictly between 0 and 1, got {miscoverage}.")
-    rank = math.ceil((len(scores) + 1) * (1 - miscoverage))
+    rank = math.ceil((len(scores) + 1) * (1 - miscoverage) - 1e-9)  # 10 · (1 − 0.7) is 3, not 4
     if rank > len(scores):
         needed = math.ceil(1 / miscoverage) - 1
         raise InputError(
@@ -68,13 +83,20 @@ class ConformalSets:
 
     @classmethod
     def fit(
-        cls, predictive: CategoricalPredictive, labels: Tensor, miscoverage: float = 0.1
+        cls,
+        predictive: CategoricalPredictive,
+        labels: Tensor,
+        miscoverage: float = 0.1,
+        ignore_index: int | None = None,
     ) -> "ConformalSets":
-        of_label = predictive.mean.double().gather(-1, labels[:, None]).squeeze(-1)
+        """Find the threshold on held-out labels [N] or tokens [N, T]."""
+        _check_kind(predictive, CategoricalPredictive)
+        probabilities, labels = labelled(predictive.mean.double(), labels, ignore_index)
+        of_label = probabilities.gather(-1, labels[:, None]).squeeze(-1)
         return cls(_conformal_quantile(1 - of_label, miscoverage))
 
     def sets(self, predictive: CategoricalPredictive) -> Tensor:
-        """Membership [N, C], boolean."""
+        """Membership [N, C] (or [N, T, C]), boolean."""
         return 1 - predictive.mean.double() <= self.threshold
 
 
@@ -88,6 +110,13 @@ class ConformalIntervals:
     def fit(
         cls, predictive: GaussianPredictive, targets: Tensor, miscoverage: float = 0.1
     ) -> "ConformalIntervals":
+        """Find the factor on held-out targets, in the shape of the means or without a last axis of one."""
+        _check_kind(predictive, GaussianPredictive)
+        require(
+            targets.numel() == predictive.mean.numel(),
+            f"Targets {list(targets.shape)} do not fit means {list(predictive.mean.shape)}.",
+        )
+        targets = targets.to(predictive.mean.device)
         mean, std = (t.reshape(targets.shape).double() for t in (predictive.mean, predictive.std))
         return cls(_conformal_quantile(((targets - mean) / std).abs().flatten(), miscoverage))
 

@@ -58,6 +58,10 @@ class Drops:
     epochs: tuple[float, ...]
     factor: float = 0.1
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.epochs, tuple | list):
+            raise InputError(f"Drops takes a tuple of epochs, such as (60, 90), got {self.epochs!r}.")
+
     def __call__(self, progress: Progress) -> float:
         return self.factor ** sum(progress.epoch >= epoch for epoch in self.epochs)
 

@@ -26,8 +26,11 @@ class StackedModule(nn.Module):
 
     def __init__(self, modules: Sequence[nn.Module], *, backend: Backend = "vmap") -> None:
         super().__init__()
-        if not modules:
-            raise InputError("StackedModule needs at least one module.")
+        if not modules or not all(isinstance(module, nn.Module) for module in modules):
+            raise InputError("StackedModule needs a list of at least one nn.Module (instances, not classes).")
+        shapes = [{n: t.shape for n, t in tensors_of(module).items()} for module in modules]
+        if any(each != shapes[0] for each in shapes):
+            raise InputError("The modules of a StackedModule must have the same tensors, of the same shapes.")
         prepared = [prepare(module) for module in modules]
         names = trainable_names(prepared[0])
         self.backend: Backend = backend

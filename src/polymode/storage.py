@@ -56,14 +56,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 def read_tensors(path: Path, expected_checksum: str | None = None) -> dict[str, Tensor]:
     """Read all tensors of a file, after comparing its SHA-256 with the one expected."""
-    if not path.exists():
-        raise CheckpointError(f"{path} is missing.")
-    if expected_checksum is not None and checksum(path) != expected_checksum:
-        raise CheckpointError(f"{path} is damaged: its checksum differs from the one written.")
+    check_file(path, expected_checksum)
     try:
         return safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{path} is not a readable safetensors file ({error}).") from error
+
+
+def check_file(path: Path, expected_checksum: str | None) -> None:
+    """Raise a ``CheckpointError`` when a file is missing or differs from what was written."""
+    if not path.exists():
+        raise CheckpointError(f"{path} is missing.")
+    if expected_checksum is not None and checksum(path) != expected_checksum:
+        raise CheckpointError(f"{path} is damaged: its checksum differs from the one written.")
 
 
 def read_some(path: Path, rows_of: Callable[[str], slice | None]) -> dict[str, Tensor]:

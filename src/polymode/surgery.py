@@ -1,7 +1,6 @@
 """Find, select and exchange parts of a module, always on a copy."""
 
 import copy
-import fnmatch
 import math
 from collections.abc import Callable, Iterable, Iterator
 
@@ -36,14 +35,31 @@ def prepare_in_place(module: nn.Module) -> nn.Module:
     Convolution kernels are laid out ``channels_last``, which CPU and GPU kernels prefer.
     """
     device = next((parameter.device for parameter in module.parameters()), None)
-    channelwise = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-    found = _children_of_type(module, nn.Dropout, *channelwise)
+    found = _children_of_type(module, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
     for layer, (parent, name, child) in enumerate(found):
-        seeded = SeededDropout(child.p, layer, channels=type(child) in channelwise)  # type: ignore[arg-type]
+        seeded = SeededDropout(child.p, layer, type(child))  # type: ignore[arg-type]
         setattr(parent, name, seeded.to(device))
     if has_convolutions(module):
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
+
+
+def as_plain_module(module: nn.Module, trainable: Iterable[str]) -> nn.Module:
+    """Undo ``prepare_in_place``: ordinary dropout layers, gradients where they are named."""
+    for parent, name, child in _children_of_type(module, SeededDropout):
+        assert isinstance(child, SeededDropout)
+        setattr(parent, name, child.original(child.p).train(child.training))
+    names = set(trainable)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in names)
+    return module
+
+
+def set_tensors(module: nn.Module, tensors: Tensors) -> None:
+    """Copy values into parameters and buffers by name, also into buffers that are not persistent."""
+    own = tensors_of(module)
+    for name, tensor in tensors.items():
+        own[name].copy_(tensor)
 
 
 def _children_of_type(module: nn.Module, *types: type[nn.Module]) -> list[tuple[nn.Module, str, nn.Module]]:
@@ -80,22 +96,17 @@ def normalisation_and_bias_names(module: nn.Module) -> frozenset[str]:
     return frozenset(names)
 
 
-def select_names(names: Iterable[str], patterns: Iterable[str], what: str) -> frozenset[str]:
-    """Names that match at least one shell pattern (``"fc.*"``); no match at all is an error."""
-    names = sorted(names)
-    selected: set[str] = set()
-    for pattern in patterns:
-        matched = fnmatch.filter(names, pattern)
-        if not matched:
-            raise InputError(f"{what} {pattern!r} matches nothing. Candidates: {', '.join(names)}.")
-        selected.update(matched)
-    return frozenset(selected)
-
-
 def build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Run a model factory under a forked global random state."""
     with global_seed(seed):
-        module = factory()
+        try:
+            module = factory()
+        except TypeError as error:
+            name = getattr(factory, "__name__", repr(factory))
+            raise InputError(
+                f"The model factory {name!r} failed: {error}. It must work without arguments: wrap it, "
+                "lambda: Net(20, 3), or pass a module."
+            ) from error
     if not isinstance(module, nn.Module):
         raise InputError(f"The model factory returned {type(module).__name__}; it must return an nn.Module.")
     return module
@@ -113,7 +124,8 @@ def reinitialised(module: nn.Module, seed: int) -> nn.Module:
         # Children first: a parent such as MultiheadAttention re-draws some of their tensors.
         for part in reversed(list(fresh.modules())):
             reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-            if callable(reset):
+            frozen = [not parameter.requires_grad for parameter in part.parameters(recurse=False)]
+            if callable(reset) and not (frozen and all(frozen)):  # frozen layers are the user's: keep them
                 reset()
                 covered |= {id(parameter) for parameter in part.parameters(recurse=False)}
     for (name, new), old in zip(fresh.named_parameters(), module.parameters(), strict=True):

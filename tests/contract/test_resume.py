@@ -1,5 +1,6 @@
 """``kill -9`` at any moment, and the run still ends with the bits of an undisturbed one."""
 
+import functools
 import signal
 import subprocess
 import sys
@@ -36,10 +37,24 @@ def posterior_bits(folder: Path) -> dict[str, bytes]:
     [*((name, "batch_norm_and_dropout") for name in METHODS), ("deep_ensemble", "functional_dropout")],
 )
 def test_killed_runs_end_with_the_same_bits(method, network, tmp_path):
-    undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
+    # Checkpoints seen before the kill: in the first epochs and later.
+    assert kill_and_compare(method, network, tmp_path, (3, 11, 30)) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_dozen_kills(method, tmp_path):
+    """Every kill comes a few checkpoints after the last one, at whatever moment that is."""
+    moments = (1, 2, 3, 4, 5, 4, 3, 2, 1, 6, 7, 8)
+    assert kill_and_compare(method, "batch_norm_and_dropout", tmp_path, moments) >= 10
+
+
+def kill_and_compare(method, network, folder, moments) -> int:
+    """Kill a run at some moments, let it end, compare its bits; returns how many kills met it alive."""
+    undisturbed, disturbed = folder / "undisturbed", folder / "disturbed"
     finish(method, network, undisturbed)
     kills = 0
-    for number in (3, 11, 30):  # checkpoints seen before the kill: in the first epochs and later
+    for number in moments:
         process = start(method, network, disturbed)
         seen: set[str] = set()
         while process.poll() is None and len(seen) < number:
@@ -49,9 +64,9 @@ def test_killed_runs_end_with_the_same_bits(method, network, tmp_path):
         kills += process.wait() == -signal.SIGKILL
         if (disturbed / "run.json").exists():
             break
-    assert kills >= 2
     finish(method, network, disturbed)
     assert posterior_bits(disturbed) == posterior_bits(undisturbed)
+    return kills
 
 
 def run(folder, *, epochs=3, case="mlp", **options):
@@ -63,7 +78,7 @@ def run(folder, *, epochs=3, case="mlp", **options):
         "checkpoint_seconds": 0.0,
     } | options
     return pm.fit(
-        SMALL["deep_ensemble"](),
+        options.pop("method", None) or SMALL["deep_ensemble"](),
         options.pop("model", network.double_factory),
         options.pop("data", network.data()),
         likelihood=network.likelihood,
@@ -102,7 +117,53 @@ def test_a_damaged_checkpoint_falls_back_to_its_predecessor(tmp_path):
     with pytest.warns(UserWarning, match=r"damaged.*predecessor"):
         resumed = weights(run(tmp_path / "run", resume=True))
     assert all(torch.equal(t, expected[n]) for n, t in resumed.items())
-    assert len(list((tmp_path / "run" / "checkpoint").glob("state-*"))) == 2  # newest and predecessor
+    assert not (tmp_path / "run" / "checkpoint").exists()  # all is in the posterior now
+
+
+def test_a_damaged_manifest_falls_back_too_and_checkpoints_go_on(tmp_path):
+    expected = weights(run(None))
+    interrupted(tmp_path / "run")
+    (tmp_path / "run" / "checkpoint" / "checkpoint.json").write_text('{"format')
+    with pytest.warns(UserWarning, match=r"damaged.*predecessor"):
+        resumed = weights(run(tmp_path / "run", resume=True))
+    assert all(torch.equal(t, expected[n]) for n, t in resumed.items())
+
+
+def test_newest_and_predecessor_are_kept(tmp_path):
+    interrupted(tmp_path / "run")
+    assert len(list((tmp_path / "run" / "checkpoint").glob("state-*"))) == 2
+
+
+@pytest.mark.parametrize("case", ["convolution", "batch_norm_and_dropout", "lstm"])
+@pytest.mark.parametrize("optimizer", ["Adam", "SGD", "Adagrad", "RMSprop", "LBFGS", "Adafactor"])
+def test_every_optimiser_resumes_exactly(case, optimizer, tmp_path):
+    """Moments go back to the weights they belong to, whatever the memory format; so do the best weights."""
+    options = {"momentum": 0.9} if optimizer == "SGD" else {}
+    method = pm.methods.DeepEnsemble(
+        2,
+        of=pm.methods.Single(
+            optimizer=pm.Optimizer(optimizer, lr=0.01, **options),
+            schedule=functools.partial(_halved, by=2.0),
+            keep="best",
+        ),
+    )
+    validation = BY_NAME[case].data(16, seed=3)
+    expected = weights(run(None, case=case, method=method, validation=validation))
+    interrupted(tmp_path / "run", case=case, method=method, validation=validation)
+    resumed = weights(run(tmp_path / "run", resume=True, case=case, method=method, validation=validation))
+    assert all(torch.equal(t, expected[n]) for n, t in resumed.items())
+
+
+def _halved(progress, by):
+    return 1 / (1 + progress.step / by)
+
+
+def test_an_observer_that_raises_loses_nothing(tmp_path):
+    with pytest.raises(Stop):
+        run(tmp_path / "run", observer=stop_after(2), checkpoint_seconds=3600.0)
+    seen = []
+    run(tmp_path / "run", resume=True, observer=seen.append)
+    assert [epoch.epoch for epoch in seen] == [3]
 
 
 def test_nothing_readable_is_an_error(tmp_path):
@@ -120,8 +181,9 @@ def test_nothing_readable_is_an_error(tmp_path):
         ({"epochs": 4}, "its epochs is 3, now it is 4"),
         ({"seed": 5}, "its seeds is \\[0\\], now it is \\[5\\]"),
         ({"data": BY_NAME["mlp"].data(seed=7)}, "its data is"),
+        ({"validation": BY_NAME["mlp"].data(seed=8)}, "its validation is"),
     ],
-    ids=["network", "epochs", "seed", "data"],
+    ids=["network", "epochs", "seed", "data", "validation"],
 )
 def test_a_checkpoint_of_another_run_is_refused(changed, message, tmp_path):
     interrupted(tmp_path / "run")
@@ -144,8 +206,19 @@ def test_foreign_posteriors_are_refused(damage, tmp_path):
     (tmp_path / "saved" / "posterior.json").write_text(damage)
     with pytest.raises(CheckpointError, match=r"damaged|update polymode|no format_version"):
         pm.load_posterior(tmp_path / "saved", BY_NAME["mlp"].double_factory)
-    with pytest.raises(CheckpointError, match="is missing"):
+    with pytest.raises(CheckpointError, match="no such folder"):
         pm.load_posterior(tmp_path / "nowhere", BY_NAME["mlp"].double_factory)
+
+
+def test_the_folder_of_a_run_can_be_loaded(tmp_path):
+    posterior = run(tmp_path / "run")
+    loaded = pm.load_posterior(tmp_path / "run", BY_NAME["mlp"].double_factory)
+    assert all(torch.equal(t, weights(posterior)[n]) for n, t in weights(loaded).items())
+    with pytest.raises(InputError, match="holds a posterior already"):
+        loaded.save(tmp_path / "run" / "posterior-0")
+    interrupted(tmp_path / "cut")
+    with pytest.raises(CheckpointError, match="has not ended"):
+        pm.load_posterior(tmp_path / "cut", BY_NAME["mlp"].double_factory)
 
 
 def test_a_damaged_posterior_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import random
 
 import pytest
 import torch
@@ -92,6 +93,8 @@ def test_members_do_not_feel_each_other():
     extended = quiet(DeepEnsemble(3), mlp, toy(), extend=two)
     assert_same_weights(extended, five)
     assert extended.num_members == 5
+    assert extended.record["member_epochs"] == five.record["member_epochs"] == 15
+    assert extended.record["extends"]["method"]["num_members"] == 2
 
 
 @pytest.mark.parametrize("name", ["mlp", "batch_norm", "dropout", "learned_noise"])
@@ -103,6 +106,18 @@ def test_backends_train_to_the_same_weights(name):
     )
     assert_same_weights(loop, vmap, exact=False)
     assert vmap.record["backend"] == vmap.record["prediction_backend"] == "vmap"
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "LBFGS"])
+def test_noise_of_a_member_is_its_own(optimizer):
+    """Idle chains and other members' evaluations do not advance it."""
+    case = BY_NAME["dropout"]
+    method = Single(optimizer=pm.Optimizer(optimizer, lr=0.01))
+    sets = [case.data(13, seed=1), case.data(24, seed=2)]
+    for data, together in zip(sets, quiet(method, case.double_factory, sets), strict=True):
+        assert_same_weights(quiet(method, case.double_factory, data), together, exact=False)
+    pair = quiet(DeepEnsemble(2, of=method), case.double_factory, sets[0])
+    assert_same_weights(quiet(method, case.double_factory, sets[0]), pair, rows_b=slice(0, 1))
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
@@ -160,6 +175,58 @@ def test_data_loader_gives_the_same_as_arrays():
     dataset = TensorDataset(data.inputs, data.targets)
     loader = DataLoader(dataset, batch_size=8, shuffle=True)
     assert_same_weights(quiet(DeepEnsemble(2), mlp, data), quiet(DeepEnsemble(2), mlp, loader))
+
+
+def test_augmentation_of_a_data_set_is_seeded():
+    """What ``__getitem__`` draws depends on the seed of the fit, not on the global random state."""
+    data = toy()
+
+    class Jitter(torch.utils.data.Dataset):
+        def __len__(self):
+            return 24
+
+        def __getitem__(self, row):
+            noise = torch.randn(4, dtype=torch.float64) * random.random()
+            return data.inputs[row] + noise, data.targets[row]
+
+    loader = DataLoader(Jitter(), batch_size=8, shuffle=True)
+    first = quiet(DeepEnsemble(2), mlp, loader)
+    torch.rand(7), random.random()
+    assert_same_weights(first, quiet(DeepEnsemble(2), mlp, loader))
+    workers = DataLoader(Jitter(), batch_size=8, shuffle=True, num_workers=1)
+    assert_same_weights(first, quiet(DeepEnsemble(2), mlp, workers))
+
+
+def test_a_sampler_of_the_users_is_not_ignored():
+    data = toy()
+    dataset = TensorDataset(data.inputs, data.targets)
+    sampler = torch.utils.data.SubsetRandomSampler(range(10))
+    with pytest.raises(InputError, match=r"SubsetRandomSampler.*Subset"):
+        quiet(Single(), mlp, DataLoader(dataset, batch_size=8, sampler=sampler))
+
+
+def test_bad_rows_of_a_loader_are_found_when_they_come():
+    data = toy()
+    labels = data.targets.clone()
+    labels[20] = 3
+    loader = DataLoader(TensorDataset(data.inputs, labels), batch_size=8)
+    for backend in ("loop", "vmap", "auto"):
+        with pytest.raises(InputError, match="Label 3 is out of range"):
+            quiet(DeepEnsemble(2), mlp, loader, backend=backend)
+    inputs = data.inputs.clone()
+    inputs[20] = float("nan")
+    with pytest.raises(InputError, match="NaN or infinite inputs"):
+        quiet(Single(), mlp, DataLoader(TensorDataset(inputs, data.targets), batch_size=8))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int16])
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_labels_of_any_integer_type(dtype, backend):
+    data = toy()
+    other = pm.ArrayData(data.inputs, data.targets.to(dtype), batch_size=8)
+    a, b = (quiet(DeepEnsemble(2), mlp, d, backend=backend) for d in (data, other))
+    assert_same_weights(a, b)
+    assert pm.evaluate(a, data) == pm.evaluate(b, other)
 
 
 def test_iterable_data_needs_a_length():
@@ -343,6 +410,37 @@ def test_frozen_parameters_stay():
     torch.testing.assert_close(outputs, expected)
 
 
+def test_frozen_batch_norm_keeps_its_statistics():
+    """Layers in evaluation mode inside a training module stay so; frozen layers are not drawn anew."""
+    module = pm.models.MLP(4, 3, (6,), batch_norm=True).double().train()
+    module[2].requires_grad_(False).eval()
+    module[2].running_mean.fill_(5.0)
+    data = toy()
+    posterior = quiet(DeepEnsemble(2), module, data)
+    assert "2.running_mean" not in weights_of(posterior)
+    single = quiet(Single(), module, data).collapse()
+    assert torch.equal(single[2].running_mean, module[2].running_mean)
+    assert single[1].weight.requires_grad
+    assert not single[2].weight.requires_grad
+
+
+def test_collapse_gives_back_ordinary_layers_and_every_buffer():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.drop = nn.Linear(4, 3), nn.Dropout(0.5)
+            self.register_buffer("shift", torch.randn(3), persistent=False)
+
+        def forward(self, x):
+            return self.drop(self.body(x)) + self.shift
+
+    posterior = quiet(Single(), lambda: Net().double(), toy())
+    module = posterior.collapse()
+    assert type(module.drop) is nn.Dropout
+    x = toy().inputs
+    torch.testing.assert_close(module(x).softmax(-1), posterior.predict(x).mean)
+
+
 def test_a_factorys_frozen_random_layer_is_each_members_own():
     case = BY_NAME["random_features"]
     posterior = quiet(DeepEnsemble(2), case.double_factory, case.data())
@@ -395,7 +493,7 @@ def test_mixed_precision_runs_and_keeps_weights_in_full():
 def test_extension_of_another_network_is_refused_before_training():
     two = quiet(DeepEnsemble(2), mlp, toy())
     seen = []
-    with pytest.raises(pm.errors.CheckpointError, match="to extend belongs to another network"):
+    with pytest.raises(pm.errors.CheckpointError, match="belongs to another network"):
         quiet(
             DeepEnsemble(1),
             lambda: pm.models.MLP(4, 3, (7,)).double(),
@@ -463,7 +561,7 @@ def test_bad_data_is_refused_before_training(name):
 
 
 BAD_OPTIONS = {
-    "members": (lambda: DeepEnsemble(0), "num_members must be at least 1, got 0"),
+    "members": (lambda: DeepEnsemble(0), "num_members must be a whole number of at least 1, got 0"),
     "optimiser": (lambda: pm.Optimizer("Adan"), "Did you mean 'Adam'"),
     "option": (lambda: pm.Optimizer("SGD", momentun=0.9), "Did you mean 'momentum'"),
     "rate": (lambda: pm.Optimizer("SGD", lr=0.0), "lr=...\\) must be positive"),
@@ -506,6 +604,40 @@ BAD_OPTIONS = {
         lambda: quiet(Single(), BY_NAME["batch_norm"].double_factory(), toy(17)),
         "last batch of an epoch has one example .17 examples in batches of 8.",
     ),
+    "optimizer name": (lambda: Single(optimizer="AdamW"), "optimizer must be a description"),
+    "schedule": (lambda: Single(schedule=pm.schedules.Cosine), "schedule must be an instance"),
+    "schedule value": (lambda: quiet(Single(schedule=lambda p: None), mlp(), toy()), "gave None at step 0"),
+    "drops": (lambda: pm.schedules.Drops(3), "tuple of epochs"),
+    "method class": (lambda: quiet(DeepEnsemble, mlp, toy()), "got DeepEnsemble"),
+    "method name": (lambda: quiet("deep_ensemble", mlp, toy()), "must be an instance"),
+    "member class": (lambda: DeepEnsemble(2, of=Single), "such as Single"),
+    "likelihood class": (
+        lambda: quiet(Single(), mlp(), toy(), pm.likelihoods.Categorical),
+        "instance such as Categorical",
+    ),
+    "seed": (lambda: quiet(Single(), mlp(), toy(), seed=1.5), "whole number, got 1.5"),
+    "one validation": (
+        lambda: quiet(Single(), mlp, [toy(), toy()], validation=toy()),
+        "list of 2 validation sets",
+    ),
+    "validation data": (
+        lambda: quiet(
+            Single(), mlp(), toy(), validation=pm.ArrayData(torch.zeros(3, 5), torch.zeros(3).long())
+        ),
+        "In the validation data",
+    ),
+    "batch size": (lambda: pm.ArrayData(torch.zeros(3, 4), torch.zeros(3), batch_size=2.0), "got 2.0"),
+    "factory": (lambda: quiet(Single(), nn.Linear, toy()), "without arguments"),
+    "observer": (lambda: quiet(Single(), mlp(), toy(), observer="x"), "observer must be a function"),
+    "run_dir": (lambda: quiet(Single(), mlp(), toy(), run_dir=3), "run_dir must be a path"),
+    "device": (lambda: quiet(Single(), mlp(), toy(), device="gpu"), "device='gpu' cannot be used"),
+    "case": (lambda: pm.Optimizer("adamw"), "Did you mean 'AdamW'"),
+    "text labels": (lambda: pm.ArrayData(torch.zeros(2, 4), ["cat", "dog"]), "Targets must be numbers"),
+    "one-hot": (
+        lambda: quiet(Single(), mlp(), pm.ArrayData(toy().inputs, torch.eye(3).long().repeat(8, 1))),
+        "argmax",
+    ),
+    "tuple": (lambda: quiet(Single(), mlp(), (toy().inputs, toy().targets)), r"ArrayData\(x, y\)"),
     "resume": (lambda: quiet(Single(), mlp(), toy(), resume=True), "needs run_dir"),
 }
 
@@ -515,6 +647,12 @@ def test_bad_options_are_refused_before_training(name):
     make, message = BAD_OPTIONS[name]
     with pytest.raises(InputError, match=message):
         make()
+
+
+def test_a_softmax_at_the_end_is_pointed_out():
+    model = nn.Sequential(mlp(), nn.Softmax(-1))
+    with pytest.warns(UserWarning, match="Remove the softmax"):
+        quiet(Single(), model, toy(), epochs=1)
 
 
 def test_vmap_demanded_where_it_cannot_be():

@@ -4,6 +4,8 @@ The order of examples is never the source's business: ``fit`` derives it for eve
 from the seed and asks the source for those rows.
 """
 
+import itertools
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,9 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from polymode.errors import InputError
+from polymode.seeds import derive_seed, global_seed
 from polymode.trees import Tree, leaves, length, map_tree
 
 
@@ -40,27 +43,43 @@ class Data(ABC):
     replayable: bool = True
 
     @abstractmethod
-    def stream(self, indices: Iterable[Tensor]) -> Iterator[Examples]:
-        """Yield the examples of each tensor of indices."""
+    def stream(self, indices: Iterable[Tensor], seeds: Iterable[int]) -> Iterator[Examples]:
+        """Yield the examples of each tensor of indices; a seed for each fixes what the data set draws."""
 
     def in_order(self, batch_size: int | None = None) -> Iterator[Examples]:
         """Yield all examples once, in their own order."""
         size = batch_size or max(self.batch_size, 256)
-        return self.stream(torch.arange(self.num_examples).split(size))
+        return self.stream(torch.arange(self.num_examples).split(size), itertools.count())
 
 
-def _as_tree(value: Any) -> Tree:
+def as_tree(value: Any, what: str = "Inputs") -> Tree:
+    """Tensors of arrays, lists and numbers; NumPy's float64 becomes float32, tensors stay as they are."""
     if isinstance(value, dict):
-        return {key: _as_tree(item) for key, item in value.items()}
+        return {key: as_tree(item, what) for key, item in value.items()}
     if isinstance(value, tuple):
-        return tuple(_as_tree(item) for item in value)
+        return tuple(as_tree(item, what) for item in value)
     if isinstance(value, Tensor):
         return value.detach()
     try:
         tensor = torch.as_tensor(np.asarray(value))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"Cannot make a tensor of {type(value).__name__}: {error}.") from error
+    except (TypeError, ValueError):
+        kind = getattr(value, "dtype", type(value).__name__)
+        raise InputError(
+            f"{what} must be numbers; a tensor cannot be made of {kind}. Encode text and categories as "
+            "integers first."
+        ) from None
     return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
+def check_finite(inputs: Tree) -> None:
+    """Raise an ``InputError`` that counts and locates rows with NaN or infinite inputs."""
+    for leaf in leaves(inputs):
+        if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
+            rows = (~leaf.isfinite()).flatten(1).any(1) if leaf.ndim > 1 else ~leaf.isfinite()
+            raise InputError(
+                f"{int(rows.sum())} of {len(leaf)} examples hold NaN or infinite inputs, first in row "
+                f"{int(rows.nonzero()[0])}. Remove or impute them."
+            )
 
 
 class ArrayData(Data):
@@ -79,9 +98,9 @@ class ArrayData(Data):
         batch_size: int = 128,
         drop_last: bool = False,
     ) -> None:
-        self.inputs = _as_tree(inputs)
-        self.targets: Tensor = _as_tree(targets)
-        self.weights: Tensor | None = None if weights is None else _as_tree(weights)
+        self.inputs = as_tree(inputs)
+        self.targets: Tensor = as_tree(targets, "Targets")
+        self.weights: Tensor | None = None if weights is None else as_tree(weights, "Sample weights")
         self.batch_size = batch_size
         self.drop_last = drop_last
         parts = {"inputs": self.inputs, "targets": self.targets, "weights": self.weights}
@@ -94,24 +113,27 @@ class ArrayData(Data):
     def _check(self) -> None:
         if self.num_examples == 0:
             raise InputError("The data set is empty: it has 0 examples.")
-        if self.batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, got {self.batch_size}.")
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise InputError(f"batch_size must be a whole number of at least 1, got {self.batch_size!r}.")
         if self.drop_last and self.batch_size > self.num_examples:
             raise InputError(
                 f"drop_last=True with batch_size={self.batch_size} leaves nothing of "
                 f"{self.num_examples} examples."
             )
-        for leaf in leaves(self.inputs):
-            if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
-                rows = (~leaf.isfinite()).flatten(1).any(1) if leaf.ndim > 1 else ~leaf.isfinite()
+        check_finite(self.inputs)
+        if self.weights is not None:
+            bad = ~((self.weights >= 0) & self.weights.isfinite())
+            if bool(bad.any()):
                 raise InputError(
-                    f"{int(rows.sum())} of {self.num_examples} examples hold NaN or infinite inputs, "
-                    f"first in row {int(rows.nonzero()[0])}. Remove or impute them."
+                    "Sample weights must be finite and not negative, got "
+                    f"{self.weights[bad][0].item()} in row {int(bad.nonzero()[0, 0])}."
                 )
-        if self.weights is not None and not bool(((self.weights >= 0) & self.weights.isfinite()).all()):
-            raise InputError("Sample weights must be finite and not negative.")
 
-    def stream(self, indices: Iterable[Tensor]) -> Iterator[Examples]:
+    def __repr__(self) -> str:
+        shapes = map_tree(lambda t: list(t.shape), self.inputs)
+        return f"ArrayData(inputs {shapes}, targets {list(self.targets.shape)}, batch_size={self.batch_size})"
+
+    def stream(self, indices: Iterable[Tensor], seeds: Iterable[int]) -> Iterator[Examples]:
         examples = Examples(self.inputs, self.targets, self.weights)
         device = self.targets.device
         for index in indices:
@@ -125,7 +147,7 @@ class ArrayData(Data):
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ArrayData":
         """The data set of some rows."""
-        [rows] = self.stream([torch.as_tensor(indices)])
+        [rows] = self.stream([torch.as_tensor(indices)], [0])
         return self._like(rows.inputs, rows.targets, rows.weights)
 
     def _like(self, inputs: Tree, targets: Tensor, weights: Tensor | None) -> "ArrayData":
@@ -134,8 +156,27 @@ class ArrayData(Data):
         )
 
 
+class _Seeded(Dataset):
+    """A data set whose examples are read under a seed of their own: (row, seed, place in the batch)."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, key: tuple[int, int, int]) -> Any:
+        row, seed, place = key
+        python_state = random.getstate()
+        random.seed(derive_seed(seed, place, "python"))
+        try:
+            with global_seed(derive_seed(seed, place)):
+                return self.dataset[row]
+        finally:
+            random.setstate(python_state)
+
+
 class LoaderData(Data):
     """A ``DataLoader``: batch size, workers and collation are kept, the order becomes ours.
+
+    What the data set draws at random (augmentation) is seeded for each example, so that it replays.
 
     Batches are (inputs, targets), (inputs, targets, weights), or for several inputs
     ((x1, x2), targets). An ``IterableDataset`` has an order of its own and no known length: say
@@ -147,6 +188,12 @@ class LoaderData(Data):
         self.drop_last = bool(loader.drop_last)
         self.replayable = not isinstance(loader.dataset, IterableDataset)
         if self.replayable:
+            if type(loader.sampler) not in (SequentialSampler, RandomSampler):
+                raise InputError(
+                    f"The DataLoader has a {type(loader.sampler).__name__}; fit derives the order of "
+                    "examples itself and would not follow it. Use torch.utils.data.Subset for a part of the "
+                    "data, or sample weights for unequal shares."
+                )
             self.num_examples = len(loader.dataset)  # type: ignore[arg-type]
             batch_sampler_size = getattr(loader.batch_sampler, "batch_size", None)
             self.batch_size = loader.batch_size or batch_sampler_size or 1
@@ -160,14 +207,22 @@ class LoaderData(Data):
             self.batch_size = loader.batch_size or 1
         if self.num_examples == 0:
             raise InputError("The data set is empty: it has 0 examples.")
+        if self.drop_last and self.batch_size > self.num_examples:
+            raise InputError(
+                f"drop_last=True with batch_size={self.batch_size} leaves nothing of {self.num_examples} "
+                "examples."
+            )
 
-    def stream(self, indices: Iterable[Tensor]) -> Iterator[Examples]:
+    def stream(self, indices: Iterable[Tensor], seeds: Iterable[int]) -> Iterator[Examples]:
         if not self.replayable:
             return map(_examples, self.loader)
         workers = self.loader.num_workers
         rebuilt = DataLoader(
-            self.loader.dataset,
-            batch_sampler=(index.tolist() for index in indices),  # type: ignore[arg-type]
+            _Seeded(self.loader.dataset),
+            batch_sampler=(  # type: ignore[arg-type]
+                [(row, seed, place) for place, row in enumerate(index.tolist())]
+                for index, seed in zip(indices, seeds, strict=False)
+            ),
             num_workers=workers,
             collate_fn=self.loader.collate_fn,
             pin_memory=self.loader.pin_memory,
@@ -184,6 +239,7 @@ def _examples(batch: Any) -> Examples:
             "A DataLoader must yield (inputs, targets) or (inputs, targets, weights); it yields "
             f"{type(batch).__name__}"
             + (f" of length {len(batch)}." if isinstance(batch, tuple | list) else ".")
+            + " Several inputs go into one entry: ((x1, x2), targets)."
         )
     inputs = tuple(batch[0]) if isinstance(batch[0], list) else batch[0]
     return Examples(inputs, *batch[1:])
@@ -196,5 +252,6 @@ def as_data(data: Any) -> Data:
     if isinstance(data, DataLoader):
         return LoaderData(data)
     raise InputError(
-        f"Data must be ArrayData(inputs, targets) or a torch DataLoader, got {type(data).__name__}."
+        f"Data must be ArrayData(inputs, targets) or a torch DataLoader, got {type(data).__name__}. Put "
+        "arrays x and y together as ArrayData(x, y); a list is taken for several data sets."
     )

@@ -12,6 +12,7 @@ _MASK32 = 0xFFFFFFFF
 # Multipliers and shifts of the "lowbias32" integer hash (C. Wellons, 2018).
 _FIRST, _SECOND = 0x7FEB352D, 0x846CA68B
 _GOLDEN = 0x9E3779B9
+_LAYERS = 1 << 16  # more layers than any network has
 
 
 def mix(value: Tensor) -> Tensor:
@@ -34,28 +35,34 @@ def uniform(seed: Tensor, layer: int, first_example: Tensor, shape: torch.Size) 
 
 
 class SeededDropout(nn.Module):
-    """``nn.Dropout`` (``mask_rank=None``) or ``nn.Dropout1d/2d/3d`` (whole channels), replayable.
+    """Replayable ``nn.Dropout``, or (whole channels) ``nn.Dropout1d/2d/3d``, as ``original`` says.
 
-    Inputs [B, ...]; kept values are divided by 1 − p; nothing happens in evaluation mode.
+    Inputs [B, ...]; kept values are divided by 1 − p; nothing happens in evaluation mode. A layer that is
+    used several times in one pass draws a new mask each time: ``calls`` counts them and is part of the key;
+    whoever begins a pass sets it to 0.
     """
 
     seed: Tensor
     first_example: Tensor
 
-    def __init__(self, p: float, layer: int, *, channels: bool = False) -> None:
+    def __init__(self, p: float, layer: int, original: type[nn.Module] = nn.Dropout) -> None:
         super().__init__()
         self.p = p
         self.layer = layer
-        self.channels = channels
+        self.original = original
+        self.calls = 0
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64))
         self.register_buffer("first_example", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return inputs
-        shape = inputs.shape[:2] + (1,) * (inputs.ndim - 2) if self.channels else inputs.shape
-        kept = uniform(self.seed, self.layer, self.first_example, shape) >= self.p
+        whole_channels = self.original is not nn.Dropout
+        shape = inputs.shape[:2] + (1,) * (inputs.ndim - 2) if whole_channels else inputs.shape
+        key = self.layer + _LAYERS * self.calls
+        self.calls += 1
+        kept = uniform(self.seed, key, self.first_example, shape) >= self.p
         return inputs * kept.to(inputs.dtype) / (1 - self.p) if self.p < 1 else inputs * 0
 
     def extra_repr(self) -> str:
-        return f"p={self.p}, layer={self.layer}, channels={self.channels}"
+        return f"p={self.p}, layer={self.layer}, original={self.original.__name__}"

@@ -28,7 +28,10 @@ class DeepEnsemble(Method):
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_members, int) or self.num_members < 1:
-            raise InputError(f"num_members must be at least 1, got {self.num_members!r}.")
+            raise InputError(f"num_members must be a whole number of at least 1, got {self.num_members!r}.")
+        if not isinstance(self.of, Method):
+            given = self.of.__name__ if isinstance(self.of, type) else repr(self.of)
+            raise InputError(f"of must be an instance of a method, such as Single(), got {given}.")
 
     @property
     def num_chains(self) -> int:

@@ -7,9 +7,9 @@ from typing import ClassVar, Self
 import torch
 
 from polymode.posteriors import Particles, Posterior
-from polymode.priors import gaussian_prior
+from polymode.priors import gaussian_prior, require_positive
 from polymode.schedules import Constant, Schedule
-from polymode.training import Method, Optimizer, Over, Phase, Problem, State, keep_rule
+from polymode.training import Method, Optimizer, Over, Phase, Problem, State, check_options, keep_rule
 from polymode.training.method import Keep
 
 
@@ -18,7 +18,8 @@ class Single(Method):
     """Maximum a posteriori: minimise −Σ_n log p(y_n | x_n, θ) + Σ_j θ_j²/(2 s²).
 
     prior_std: s; None means a flat prior (maximum likelihood). Weight decay of the optimiser is the
-    other usual way to regularise.
+    other usual way to regularise. optimizer: any of ``torch.optim``. schedule: a function of
+    ``Progress`` that multiplies the learning rate. keep: "last", "best" (by validation) or a ``KeepBest``.
     """
 
     name: ClassVar[str] = "single"
@@ -28,6 +29,11 @@ class Single(Method):
     optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
     schedule: Schedule = Constant()
     keep: Keep = "last"
+
+    def __post_init__(self) -> None:
+        check_options(self.optimizer, self.schedule, self.keep)
+        if self.prior_std is not None:
+            require_positive("prior_std", self.prior_std)
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         return State(problem.initial_members(generator))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError
-from polymode.metrics.scores import check_probabilities
+from polymode.metrics.scores import check_labelled
 
 Binning = Literal["width", "mass"]
 
@@ -31,7 +31,7 @@ def calibration_bins(
     probabilities: Tensor, labels: Tensor, num_bins: int = 15, binning: Binning = "width"
 ) -> CalibrationBins:
     """Sort points into bins of equal width, or of equal mass, by their top-label confidence."""
-    check_probabilities(probabilities, labels)
+    probabilities, labels = check_labelled(probabilities, labels)
     if num_bins < 1:
         raise InputError(f"num_bins must be at least 1, got {num_bins}.")
     if binning not in ("width", "mass"):

@@ -7,9 +7,6 @@ from polymode.errors import InputError
 from polymode.members import Members
 from polymode.predictive import entropy
 
-# Added inside logarithms of probabilities, as the papers' code does (FACTS: log(p + 1e-5)).
-LOG_OFFSET = 1e-5
-
 
 def _check_members(probabilities: Tensor) -> None:
     if probabilities.ndim != 3 or len(probabilities) < 2:
@@ -35,11 +32,11 @@ def disagreement(probabilities: Tensor) -> float:
     return _off_diagonal_mean(disagreement_matrix(probabilities))
 
 
-def pairwise_kl(probabilities: Tensor, offset: float = 0.0) -> float:
+def pairwise_kl(probabilities: Tensor) -> float:
     """Mean over all ordered pairs and points of Σ_c p_c (log p_c − log q_c), in nats."""
     _check_members(probabilities)
     p = probabilities.double()
-    logs = (p + offset).clamp(min=torch.finfo(torch.float64).tiny).log()
+    logs = p.clamp(min=torch.finfo(torch.float64).tiny).log()
     own = (p * logs).sum(-1).mean(-1)
     cross = torch.einsum("inc,jnc->ij", p, logs) / p.shape[1]
     return _off_diagonal_mean(own[:, None] - cross)

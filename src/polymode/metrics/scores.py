@@ -7,30 +7,40 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError
+from polymode.predictive import labelled
 
 
-def check_probabilities(probabilities: Tensor, labels: Tensor | None = None) -> None:
-    """Raise an ``InputError`` unless these are probabilities [N, C] (and labels [N] that fit)."""
+def check_probabilities(probabilities: Tensor) -> None:
+    """Raise an ``InputError`` unless these are probabilities [N, C]."""
+    if not isinstance(probabilities, Tensor):
+        raise InputError(
+            f"Expected a tensor of probabilities, got {type(probabilities).__name__}: pass predictive.mean, "
+            "or torch.as_tensor(array)."
+        )
     if probabilities.ndim != 2 or probabilities.shape[0] == 0:
-        raise InputError(f"Expected probabilities [N, C] with N > 0, got shape {list(probabilities.shape)}.")
+        raise InputError(
+            f"Expected probabilities [N, C] with N > 0, got shape {list(probabilities.shape)}. For tokens "
+            "use probabilities.flatten(0, -2) and labels.flatten()."
+        )
     sums = probabilities.sum(-1)
     if not torch.allclose(sums, torch.ones_like(sums), atol=1e-3) or bool((probabilities < 0).any()):
         raise InputError(
             "These are not probabilities: rows must be non-negative and sum to 1 "
             f"(sums from {sums.min():.4g} to {sums.max():.4g}). Apply softmax to logits first."
         )
-    if labels is not None and labels.shape != probabilities.shape[:1]:
-        raise InputError(
-            f"{list(probabilities.shape)} probabilities need labels [{len(probabilities)}], got "
-            f"{list(labels.shape)}."
-        )
+
+
+def check_labelled(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities [N, C] with integer labels [N] on the same device, or an ``InputError``."""
+    check_probabilities(probabilities)
+    return labelled(probabilities, labels)
 
 
 def accuracy(probabilities: Tensor, labels: Tensor, top: int = 1) -> float:
     """Share of points whose label is among the ``top`` most probable classes."""
     from torchmetrics.functional.classification import multiclass_accuracy
 
-    check_probabilities(probabilities, labels)
+    probabilities, labels = check_labelled(probabilities, labels)
     num_classes = probabilities.shape[-1]
     if not 1 <= top <= num_classes:
         raise InputError(f"top must lie between 1 and {num_classes} classes, got {top}.")
@@ -41,13 +51,13 @@ def accuracy(probabilities: Tensor, labels: Tensor, top: int = 1) -> float:
 
 def nll(probabilities: Tensor, labels: Tensor) -> float:
     """−log p_y of the mean probability, in nats; infinite when a true label has probability 0."""
-    check_probabilities(probabilities, labels)
+    probabilities, labels = check_labelled(probabilities, labels)
     return -_of_label(probabilities, labels).double().log().mean().item()
 
 
 def brier(probabilities: Tensor, labels: Tensor) -> float:
     """Σ_c p_c² − 2 p_y + 1, between 0 and 2."""
-    check_probabilities(probabilities, labels)
+    probabilities, labels = check_labelled(probabilities, labels)
     p = probabilities.double()
     return (p.square().sum(-1) - 2 * _of_label(p, labels) + 1).mean().item()
 

@@ -1,8 +1,9 @@
 """The contract of a posterior, and everything that follows from its draws."""
 
 import copy
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -10,12 +11,20 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from polymode.errors import CheckpointError, InputError, unknown_name
+from polymode.data import as_tree, check_finite
+from polymode.errors import CannotVectorise, CheckpointError, InputError, require, unknown_name
 from polymode.likelihoods import Likelihood, make_likelihood, quantiles_of
 from polymode.members import Backend, Members, Tensors, forward_members
 from polymode.predictive import GaussianPredictive, Predictive
-from polymode.storage import FORMAT_VERSION, read_json, read_tensors, write_json, write_tensors
-from polymode.surgery import Model, build, has_convolutions, prepare, tensors_of
+from polymode.storage import (
+    FORMAT_VERSION,
+    check_file,
+    read_json,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
+from polymode.surgery import Model, build, has_convolutions, prepare, set_tensors, tensors_of
 from polymode.trees import Tree, leaves, length, map_tree
 
 # A block of drawn weights, and the member outputs computed at once, stay below this many bytes.
@@ -34,12 +43,24 @@ class Network:
     likelihood: Likelihood
     backend: Backend = "loop"
 
+    always_eval: tuple[str, ...] = ()  # layers the user keeps in evaluation mode, such as frozen BatchNorm
     channels_last: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.module.requires_grad_(False)
         self.module.eval()
         object.__setattr__(self, "channels_last", has_convolutions(self.module))
+
+    def train(self) -> None:
+        """Put the module into training mode, but for the layers that the user keeps out of it."""
+        self.module.train()
+        for name in self.always_eval:
+            self.module.get_submodule(name).eval()
+
+    def constants(self, owned: Iterable[str]) -> Tensors:
+        """Tensors of the template that members do not own, and hence all have in common."""
+        owned = set(owned)
+        return {n: t for n, t in tensors_of(self.module).items() if n not in owned}
 
     @property
     def device(self) -> torch.device:
@@ -94,7 +115,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def merged(self, others: "Sequence[Posterior]") -> "Posterior":
-        """The equally weighted mixture of this posterior and others over the same network."""
+        """The union of this posterior and others over the same network; every member keeps its weight."""
 
     @abstractmethod
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
@@ -135,27 +156,41 @@ class Posterior(ABC):
         generator: torch.Generator | None = None,
         *,
         batch_size: int = 1024,
+        first_example: int = 0,
     ) -> Iterator[tuple[slice, Tree, Tensor]]:
         """Yield (rows, outputs [m, b, ...], weights [m]) until every member has seen every row.
 
-        Members are the outer loop, so that a draw is made once and never kept.
+        Members are the outer loop, so that a draw is made once and never kept. first_example: the place
+        of the first row among all that are predicted, which noise per example depends on.
         """
+        inputs = as_tree(inputs)
         num_points = length(inputs)
-        device = self.network.device
+        require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
         with torch.no_grad():
             for block in self.draw(num_members, generator):
-                block = block.to(device)
+                block = block.to(self.network.device)
                 for start in range(0, num_points, batch_size):
                     rows = slice(start, min(start + batch_size, num_points))
-                    batch = map_tree(lambda x, rows=rows: x[rows].to(device), inputs)
-                    result = forward_members(
-                        self.network.module,
-                        block,
-                        self.network.arrange(batch),
-                        backend=self.network.backend,
-                        first_example=start,
-                    )
-                    yield rows, result, block.log_weights.exp()
+                    batch = map_tree(lambda x, rows=rows: x[rows].to(self.network.device), inputs)
+                    yield rows, self._forward(block, batch, first_example + start), block.log_weights.exp()
+
+    def _forward(self, block: Members, inputs: Tree, first_example: int) -> Tree:
+        network = self.network
+        try:
+            return forward_members(
+                network.module,
+                block,
+                network.arrange(inputs),
+                backend=network.backend,
+                first_example=first_example,
+            )
+        except (RuntimeError, ValueError, TypeError, IndexError, CannotVectorise) as error:
+            shapes = map_tree(lambda t: f"{list(t.shape)} {t.dtype}", inputs)
+            reason = error.reason if isinstance(error, CannotVectorise) else str(error)
+            raise InputError(
+                f"The network cannot run on a batch of these inputs, {shapes}: {reason} Inputs must look "
+                "like those it was fitted to, with a leading axis of points."
+            ) from error
 
     def predict(
         self,
@@ -171,7 +206,8 @@ class Posterior(ABC):
         inputs: a tree of tensors [N, ...]. quantiles: levels of the mixture's distribution function
         to invert (Gaussian likelihoods); this replays the draws once per chunk of points.
         """
-        _check_inputs(inputs)
+        require(length(inputs := as_tree(inputs)) > 0, "There are no points to predict.")
+        check_finite(inputs)
         state = None if generator is None else generator.get_state()
         accumulator = self.network.likelihood.accumulator(length(inputs))
         for rows, outputs, weights in self.outputs(inputs, num_members, generator, batch_size=batch_size):
@@ -224,7 +260,8 @@ class Posterior(ABC):
         for start in range(0, num_points, chunk):
             rows = slice(start, min(start + chunk, num_points))
             part = map_tree(lambda x, rows=rows: x[rows], inputs)
-            pieces = list(self.outputs(part, num_members, _copy(generator, state), batch_size=chunk))
+            draws = _copy(generator, state)
+            pieces = list(self.outputs(part, num_members, draws, batch_size=chunk, first_example=start))
             outputs = map_tree(lambda *t: torch.cat(t), *(piece[1] for piece in pieces))
             yield rows, outputs, torch.cat([piece[2] for piece in pieces])
 
@@ -237,12 +274,20 @@ class Posterior(ABC):
         *,
         batch_size: int = 1024,
     ) -> Tensor:
-        """Log Σ_m w_m p(y_n | x_n, θ_m), the log predictive density of each target, [N, ...]."""
+        """The log predictive density log Σ_m w_m p(y_n | x_n, θ_m) of each target: [N], of tokens [N, T].
+
+        Tokens that are ignored have 0.
+        """
         likelihood = self.network.likelihood
+        inputs, targets = as_tree(inputs), as_tree(targets, "Targets")
+        require(len(targets) == length(inputs), f"{len(targets)} targets for {length(inputs)} inputs.")
         total: Tensor | None = None
         mass = 0.0
         for rows, outputs, weights in self.outputs(inputs, num_members, generator, batch_size=batch_size):
             chunk = targets[rows].to(weights.device)
+            first = map_tree(lambda t: t[0], outputs)
+            likelihood.check_outputs(first, chunk)
+            likelihood.check_targets(chunk, first)
             each = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, chunk).double()
             weighted = each + weights.double().log().reshape(-1, *[1] * (each.ndim - 1))
             block = torch.logsumexp(weighted, 0)
@@ -251,23 +296,21 @@ class Posterior(ABC):
             total[rows] = torch.logaddexp(total[rows], block)
             mass += float(weights.double().sum()) if rows.start == 0 else 0.0
         assert total is not None
-        return (total - torch.tensor(mass).double().log().to(total.device)).to(each.dtype)  # pyright: ignore
+        return total - math.log(mass)
 
     # --- saving -----------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> Path:
         """Write the posterior as JSON and safetensors; ``load_posterior`` reads it back."""
         folder = Path(folder)
+        if (folder / "posterior.json").exists():
+            raise InputError(f"{folder} holds a posterior already: choose another folder.")
         files = {}
         names_of_members: set[str] = set()
         for name, tensors in self.tensors():
             files[name] = write_tensors(folder / name, tensors)
             names_of_members |= {key.split("/", 1)[-1] for key in tensors}
-        constants = {
-            name: tensor
-            for name, tensor in tensors_of(self.network.module).items()
-            if name not in names_of_members
-        }
+        constants = self.network.constants(names_of_members)
         files["constants.safetensors"] = write_tensors(folder / "constants.safetensors", constants)
         manifest = {
             "format_version": FORMAT_VERSION,
@@ -291,17 +334,6 @@ def _copy(generator: torch.Generator | None, state: Tensor | None) -> torch.Gene
     return copy
 
 
-def _check_inputs(inputs: Tree) -> None:
-    if length(inputs) == 0:
-        raise InputError("There are no points to predict: the inputs have length 0.")
-    for leaf in leaves(inputs):
-        if leaf.is_floating_point() and not bool(leaf.isfinite().all()):
-            raise InputError(
-                f"{int((~leaf.isfinite()).sum())} input values are NaN or infinite: "
-                "remove or impute them before predicting."
-            )
-
-
 POSTERIORS: dict[str, type[Posterior]] = {}
 AnyPosterior = TypeVar("AnyPosterior", bound=Posterior)
 
@@ -313,14 +345,35 @@ def register_posterior(posterior: type[AnyPosterior]) -> type[AnyPosterior]:
 
 
 def merge(posteriors: Sequence[Posterior]) -> Posterior:
-    """The equally weighted mixture of posteriors of one kind over one network."""
+    """The union of posteriors of one kind over one network; every member keeps its weight."""
+    require(len(posteriors) > 0, "There are no posteriors to merge.")
     first, *others = posteriors
     return first.merged(others) if others else first
 
 
+def _posterior_of_run(folder: Path) -> Path:
+    """The folder of the only posterior in the folder of a run."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is missing: there is no such folder.")
+    if (folder / "checkpoint").exists() and not (folder / "run.json").exists():
+        raise CheckpointError(
+            f"{folder} holds a run that has not ended: fit(..., run_dir={str(folder)!r}, resume=True) goes "
+            "on with it."
+        )
+    names = read_json(folder / "run.json", "saved posterior or run")["posteriors"]
+    if len(names) != 1:
+        raise CheckpointError(f"{folder} holds {len(names)} posteriors; load one of them: {names}.")
+    return folder / names[0]
+
+
 def load_posterior(folder: str | Path, model: Model) -> Posterior:
-    """Read a saved posterior; ``model`` is the module (or its factory) it was fitted with."""
+    """Read a saved posterior; ``model`` is the module (or its factory) it was fitted with.
+
+    folder: where ``save`` wrote it, or the ``run_dir`` of a finished run over one data set.
+    """
     folder = Path(folder)
+    if not (folder / "posterior.json").exists():
+        return load_posterior(_posterior_of_run(folder), model)
     manifest = read_json(folder / "posterior.json", "saved posterior")
     if manifest["kind"] not in POSTERIORS:
         raise unknown_name("kind of posterior", manifest["kind"], POSTERIORS)
@@ -329,9 +382,8 @@ def load_posterior(folder: str | Path, model: Model) -> Posterior:
     network = Network(likelihood.prepare(prepare(module)), likelihood, manifest["backend"])
     check_fingerprint(manifest["network"], network.fingerprint, str(folder))
     for name, expected in manifest["files"].items():
-        read_tensors(folder / name, expected)
-    constants = read_tensors(folder / "constants.safetensors")
-    network.module.load_state_dict(constants, strict=False)
+        check_file(folder / name, expected)
+    set_tensors(network.module, read_tensors(folder / "constants.safetensors"))
     members = [name for name in manifest["files"] if name != "constants.safetensors"]
     posterior = POSTERIORS[manifest["kind"]].from_files(network, folder, members)
     return replace(posterior, record=manifest["record"])

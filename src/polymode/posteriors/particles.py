@@ -4,6 +4,7 @@ import copy
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -20,6 +21,7 @@ from polymode.posteriors.base import (
     register_posterior,
 )
 from polymode.storage import read_some, write_tensors
+from polymode.surgery import as_plain_module, set_tensors
 
 # More members than this at once gain nothing from the member axis and cost memory for activations.
 BLOCK_MEMBERS = 128
@@ -53,6 +55,17 @@ class StoredMembers:
     path: Path
     num_members: int
     group: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.path.stat().st_size
+
+    @property
+    def largest_log_weight(self) -> float:
+        first = self.group * self.num_members
+        rows = slice(first, first + self.num_members)
+        read = read_some(self.path, lambda name: rows if name == "log_weights" else None)
+        return float(read["log_weights"].max())
 
     def rows(self, start: int, stop: int) -> Members:
         first = self.group * self.num_members
@@ -125,7 +138,7 @@ class MemberStore:
 
 
 @register_posterior
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Particles(Posterior):
     """Networks with weights: Σ_m w_m δ(θ − θ_m). ``draw()`` gives all of them in order.
 
@@ -139,6 +152,10 @@ class Particles(Posterior):
     @property
     def num_members(self) -> int:
         return sum(block.num_members for block in self.blocks)
+
+    def __repr__(self) -> str:
+        module = type(self.network.module).__name__
+        return f"Particles({self.num_members} × {module}, {self.network.likelihood.kind})"
 
     def draw(
         self, num_members: int | None = None, generator: torch.Generator | None = None
@@ -165,8 +182,15 @@ class Particles(Posterior):
             inside = wanted[bisect_left(wanted, first) : bisect_left(wanted, stop)]
             inside = [index - first for index in inside]
             first = stop
-            for start, stop in _runs(inside, BLOCK_MEMBERS):
-                yield _rows(block, start, stop)
+            each = max(1, block.num_bytes // block.num_members)
+            for start, stop in _runs(inside, max(1, min(BLOCK_MEMBERS, BLOCK_BYTES // each))):
+                part = _rows(block, start, stop).to(self.network.device)
+                yield replace(part, log_weights=part.log_weights - self._largest_log_weight)
+
+    @cached_property
+    def _largest_log_weight(self) -> float:
+        """Subtracted from all, so that weights can be exponentiated."""
+        return max(block.largest_log_weight for block in self.blocks)
 
     def collapse(self) -> nn.Module:
         if self.num_members != 1:
@@ -177,17 +201,29 @@ class Particles(Posterior):
         module = copy.deepcopy(self.network.module)
         [members] = self.draw()
         weights = members.member(0)
-        module.load_state_dict(weights, strict=False)
-        return module
+        set_tensors(module, weights)
+        return as_plain_module(module, weights)
 
     def merged(self, others: Sequence[Posterior]) -> "Particles":
         blocks = list(self.blocks)
         for other in others:
             if not isinstance(other, Particles):
                 raise InputError(f"Particles cannot be merged with a posterior of kind {other.kind!r}.")
-            check_fingerprint(self.network.fingerprint, other.network.fingerprint, "The posterior")
+            self.check_joinable(other.network)
             blocks += other.blocks
         return replace(self, blocks=blocks)
+
+    def check_joinable(self, network: Network) -> None:
+        """Raise unless members of another network can stand beside these: same tensors, same constants."""
+        check_fingerprint(self.network.fingerprint, network.fingerprint, "The posterior")
+        [first] = self.draw(1)
+        owned = first.stacked.keys() | first.shared.keys()
+        theirs = network.constants(owned)
+        for name, tensor in self.network.constants(owned).items():
+            if not torch.equal(tensor, theirs[name].to(tensor.device)):
+                raise InputError(
+                    f"The posteriors cannot be joined: {name!r}, which their members have in common, differs."
+                )
 
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
         for index, members in enumerate(self.draw()):

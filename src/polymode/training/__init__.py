@@ -7,6 +7,7 @@ from polymode.training.method import (
     Over,
     Phase,
     Problem,
+    check_options,
     descend,
     keep_rule,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "Phase",
     "Problem",
     "State",
+    "check_options",
     "clip_each",
     "descend",
     "fit",

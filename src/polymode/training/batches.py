@@ -11,7 +11,7 @@ from torch import Tensor
 from polymode.data import ArrayData, Data, Examples
 from polymode.errors import InputError
 from polymode.posteriors.base import Network
-from polymode.seeds import derive_generator
+from polymode.seeds import derive_generator, derive_seed
 from polymode.trees import Tree, map_tree
 
 
@@ -145,7 +145,13 @@ class Batches:
                         rows = slice(0, 1) if self.one_order else groups
                         yield orders[rows, start : start + size].flatten()
 
-        stream = self.source.stream(indices())
+        first, data_seed = first_step * (1 if batches == "full" else batches), self.groups[0].seed
+        seeds = (
+            derive_seed(data_seed, "examples", epoch, minibatch, piece)
+            for minibatch, pieces in enumerate((p for round_ in plan for p in round_), first)
+            for piece in range(len(pieces))
+        )
+        stream = self.source.stream(indices(), seeds)
         for round_ in plan:
             yield [self._batch(pieces, stream) for pieces in round_]
 
@@ -218,7 +224,8 @@ def _joined(data: Sequence[Data]) -> ArrayData:
         )
     first = arrays[0]
     if len({(part.batch_size, part.drop_last) for part in arrays}) > 1:
-        raise InputError("Data sets side by side must agree in batch_size and drop_last.")
+        seen = sorted({(part.batch_size, part.drop_last) for part in arrays})
+        raise InputError(f"Data sets side by side must agree in (batch_size, drop_last); seen {seen}.")
     if len({part.weights is None for part in arrays}) > 1:
         raise InputError("Data sets side by side must all have sample weights, or none.")
     join = lambda *parts: torch.cat(parts)  # noqa: E731

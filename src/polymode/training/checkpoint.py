@@ -85,6 +85,8 @@ class Checkpoints:
                 continue
             for problem in problems:
                 warnings.warn(f"{problem} Resuming from its predecessor.", stacklevel=3)
+            if problems:  # the next checkpoint must not push the good one out for the damaged one
+                (self.folder / NAMES[0]).unlink()
             return unpack(manifest["content"], tensors)
         raise CheckpointError(f"No checkpoint in {self.folder} can be read. " + " ".join(problems))
 

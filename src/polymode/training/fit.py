@@ -1,6 +1,7 @@
 """``fit``: the one way to train. It alone owns the device, the clock, checkpoints and the budget."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack, overload
 
@@ -9,10 +10,10 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from polymode.data import Data, as_data
-from polymode.errors import InputError, unknown_name
+from polymode.errors import InputError, require, unknown_name
 from polymode.likelihoods import Likelihood, make_likelihood
-from polymode.posteriors import Posterior, merge
-from polymode.posteriors.base import Network, check_fingerprint
+from polymode.posteriors import Particles, Posterior, merge
+from polymode.posteriors.base import Network
 from polymode.surgery import Model
 from polymode.training.backends import AnyBackend
 from polymode.training.method import Method
@@ -71,17 +72,24 @@ def fit(
     """Fit a method to data and return its posterior; a list of data sets gives a list of posteriors.
 
     model: a module, or better a function that builds one; it is copied, never changed.
-    data: ``ArrayData`` or a ``DataLoader``; a list of ``ArrayData`` is trained side by side.
+    data: ``ArrayData`` or a ``DataLoader``; a list of ``ArrayData`` (of any lengths, with one batch size)
+        is trained side by side.
+    likelihood: "categorical", "bernoulli", "gaussian" (one learned noise level), "fixed_gaussian",
+        "heteroscedastic_gaussian" (outputs are means, then raw deviations), or an object of
+        ``polymode.likelihoods`` with options.
     epochs: epochs of each chain. validation: held-out data, needed by ``keep="best"``.
     seed: determines everything; a list gives each data set its own.
     run_dir: folder for checkpoints and the finished posterior; with ``resume=True`` an interrupted
         run goes on to the same bits, a finished one is read back.
+    device: where to train; the module's own, or the CPU for a factory, unless given.
     backend: "vmap", "loop", or "auto" to measure both on the first batch and take the faster.
     precision: "bfloat16" runs the forward pass in mixed precision where the device has it.
     shared_order: all chains see one order of the data instead of their own.
     extend: a finished ensemble to which the new chains are added.
-    observer: called with an ``Epoch`` after every epoch.
+    observer: called with an ``Epoch`` after every epoch. progress: show a bar on a terminal.
+    checkpoint_seconds: least time between two checkpoints; one is also written when an observer raises.
     """
+    _check_kinds(method, run_dir, observer, extend)
     many = isinstance(data, list | tuple)
     sources = [as_data(part) for part in (data if many else [data])]
     if not sources:
@@ -106,21 +114,34 @@ def fit(
         _check_extension(extend, run.problem.network)
     posteriors = run.execute(backend, observer, show=progress, checkpoint_seconds=checkpoint_seconds)
     if extend is not None:
-        posteriors = [merge([extend, posteriors[0]])]
+        posteriors = [_extended(extend, posteriors[0])]
     return posteriors if many else posteriors[0]
 
 
 # --- reading the arguments --------------------------------------------------------------------
 
 
+def _check_kinds(method: Any, run_dir: Any, observer: Any, extend: Any) -> None:
+    if not isinstance(method, Method):
+        given = method.__name__ if isinstance(method, type) else repr(method)
+        raise InputError(f"method must be an instance such as pm.methods.DeepEnsemble(), got {given}.")
+    require(run_dir is None or isinstance(run_dir, str | Path), f"run_dir must be a path, got {run_dir!r}.")
+    require(
+        observer is None or callable(observer), f"observer must be a function of an Epoch, got {observer!r}."
+    )
+    require(extend is None or isinstance(extend, Posterior), f"extend must be a posterior, got {extend!r}.")
+
+
 def _check_epochs(epochs: int) -> int:
-    if not isinstance(epochs, int) or epochs < 1:
+    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
         raise InputError(f"epochs must be a whole number of at least 1, got {epochs!r}.")
     return epochs
 
 
 def _seed_list(seed: int | Sequence[int], count: int) -> list[int]:
-    seeds = [seed] * count if isinstance(seed, int) else list(seed)
+    seeds: list[Any] = list(seed) if isinstance(seed, list | tuple) else [seed] * count
+    for each in seeds:
+        require(isinstance(each, int), f"A seed must be a whole number, got {each!r}.")
     if len(seeds) != count:
         raise InputError(f"{len(seeds)} seeds for {count} data sets: give one seed, or one for each.")
     return seeds
@@ -129,6 +150,8 @@ def _seed_list(seed: int | Sequence[int], count: int) -> list[int]:
 def _validation_list(validation: Any, count: int, *, many: bool) -> list[Data] | None:
     if validation is None:
         return None
+    if many and not isinstance(validation, list | tuple):
+        raise InputError(f"A list of {count} data sets needs a list of {count} validation sets.")
     sources = [as_data(part) for part in (validation if many else [validation])]
     if len(sources) != count:
         raise InputError(f"{len(sources)} validation sets for {count} data sets: give one for each.")
@@ -137,6 +160,10 @@ def _validation_list(validation: Any, count: int, *, many: bool) -> list[Data] |
 
 def _device(device: torch.device | str | None, model: Model) -> torch.device:
     if device is not None:
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
         return torch.device(device)
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     return torch.device("cpu") if parameter is None else parameter.device
@@ -159,12 +186,20 @@ def _first_chain(extend: Posterior | None, *, many: bool) -> int:
 
 def _check_extension(extend: Posterior, network: Network) -> None:
     """Make sure, before any training, that the new members can join the old ones."""
-    check_fingerprint(extend.network.fingerprint, network.fingerprint, "The posterior to extend")
+    if not isinstance(extend, Particles):
+        raise InputError(f"Only a set of networks can be extended, not {extend.kind!r}.")
+    extend.check_joinable(network)
     if extend.network.likelihood != network.likelihood:
         raise InputError(
             f"The posterior to extend has the likelihood {extend.network.likelihood}, the new members "
             f"{network.likelihood}: they must agree."
         )
+
+
+def _extended(old: Posterior, new: Posterior) -> Posterior:
+    """All members together, with what both cost; the old record is kept inside the new one."""
+    spent = old.record.get("member_epochs", 0.0) + new.record["member_epochs"]
+    return replace(merge([old, new]), record=new.record | {"member_epochs": spent, "extends": old.record})
 
 
 def _run_folder(run_dir: str | Path | None, *, resume: bool) -> Path | None:
@@ -173,7 +208,7 @@ def _run_folder(run_dir: str | Path | None, *, resume: bool) -> Path | None:
         if resume:
             raise InputError("resume=True needs run_dir, the folder of the run to go on with.")
         return None
-    folder = Path(run_dir)
+    folder = Path(run_dir).resolve()
     if folder.exists() and not folder.is_dir():
         raise InputError(f"run_dir={str(folder)!r} is a file: choose a folder.")
     if not resume and folder.exists() and any(folder.iterdir()):

@@ -1,5 +1,7 @@
 """The contract between a method and ``fit``: Problem, Phase, Method (State has a file of its own)."""
 
+import functools
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -92,6 +94,20 @@ def keep_rule(keep: Keep) -> KeepBest | None:
     return KeepBest() if keep == "best" else None
 
 
+def check_options(optimizer: Any, schedule: Any, keep: Any) -> None:
+    """Check the options that most methods have, when the method is made rather than when it is fitted."""
+    if not isinstance(optimizer, Optimizer):
+        raise InputError(
+            f"optimizer must be a description such as Optimizer('AdamW', lr=1e-3), got {optimizer!r}."
+        )
+    if not callable(schedule) or isinstance(schedule, type):
+        raise InputError(
+            "schedule must be an instance such as schedules.Cosine(), or a function of Progress that gives "
+            f"a factor, got {schedule!r}."
+        )
+    keep_rule(keep)
+
+
 Step = Callable[[State, Sequence[Batch], Objective], Tensor]
 Hook = Callable[[State], None]
 
@@ -107,7 +123,8 @@ def descend(state: State, batches: Sequence[Batch], objective: Objective) -> Ten
     losses = torch.full((state.members.num_members,), torch.nan, device=objective.execution.device)
 
     def evaluate(row: int) -> tuple[Tensor, Tensors]:
-        each, gradients = objective.losses_and_gradients(state, batch.only(row))
+        group, member = divmod(row, state.members.group_size)
+        each, gradients = objective.losses_and_gradients(state, batch.only(group), member)
         losses[row] = each[row].detach()
         return each[row], {name: tensor[row] for name, tensor in gradients.stacked.items()}
 
@@ -166,6 +183,11 @@ def build_optimizers(state: State, phase: Phase, cohorts: Sequence[slice], exemp
             continue
         wanted = phase.objective.trainable if over.names is None else over.names
         tensors = {n: t for n, t in members.stacked.items() if n in wanted}
+        if tensors and not wanted.isdisjoint(members.shared):
+            raise InputError(
+                f"The optimiser {name!r} of phase {phase.name!r} is over stacked and shared weights at once: "
+                "name one kind in Over(names=...) and give the other an optimiser of its own."
+            )
         rows = [members.rows(cohort) for cohort in cohorts]
         group_size = members.group_size if over.separate_members else None
         if not tensors:
@@ -211,7 +233,7 @@ class Method(ABC):
 
     def config(self) -> dict[str, Any]:
         """Name and hyper-parameters as JSON values."""
-        return {"name": self.name} | describe(self)
+        return describe(self)
 
 
 def describe(value: Any) -> Any:
@@ -228,5 +250,9 @@ def describe(value: Any) -> Any:
         return [describe(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", repr(value))
-    return f"{module}:{name}" if module else name
+    if isinstance(value, functools.partial):
+        return ["partial", describe(value.func), describe(value.args), describe(value.keywords)]
+    named = value if hasattr(value, "__qualname__") else type(value)
+    code = getattr(value, "__code__", None)  # tells one lambda from another
+    suffix = "" if code is None else f":{hashlib.sha256(code.co_code).hexdigest()[:8]}"
+    return f"{named.__module__}:{named.__qualname__}{suffix}"

@@ -98,7 +98,6 @@ class Objective:
 
         member: only the member-th of each chain; None means all of them.
         """
-        self._advance_noise(state)
         members = state.members
         whole = slice(0, members.num_groups)
         complete = member is None and len(batch.pieces) == 1 and batch.pieces[0].groups == whole
@@ -107,6 +106,7 @@ class Objective:
         for piece in batch.pieces:
             part = members if complete else members.groups(piece.groups, member)
             rows = members.rows(piece.groups, member)
+            self._advance_noise(state, rows)
             own = {name: tensor[rows] for name, tensor in state.own.items()}
             part_losses, part_gradients = self._evaluate(part, own, piece, state.noise[rows])
             _check_finite(part_losses, part)
@@ -131,11 +131,12 @@ class Objective:
             {n: torch.zeros_like(t) for n, t in members.shared.items() if n in self.trainable},
         )
 
-    def _advance_noise(self, state: "State") -> None:
+    def _advance_noise(self, state: "State", rows: slice) -> None:
+        """New noise for the members that are evaluated; that of the others stays."""
         if self._seeds or self.execution.uses_global_random:
-            state.noise.mul_(_MULTIPLIER).add_(_INCREMENT)
-        for name in self._seeds:
-            state.members.stacked[name].copy_(state.noise)
+            noise = state.noise[rows].mul_(_MULTIPLIER).add_(_INCREMENT)
+            for name in self._seeds:
+                state.members.stacked[name][rows].copy_(noise)
 
     def _evaluate(
         self, members: Members, own: Tensors, piece: Piece, noise: Tensor

@@ -220,7 +220,9 @@ class MemberOptimizer:
             gradients = clip_each(gradients, self.spec.clip_norm, stacked=stacked)
         for name, parameter in self.parameters[index].items():
             gradient = gradients[name]
-            if gradient.stride() != parameter.stride():  # fused kernels walk the raw memory
+            if self.spec.needs_closure:
+                gradient = gradient.contiguous()  # LBFGS lays all gradients end to end as views
+            elif gradient.stride() != parameter.stride():  # fused kernels walk the raw memory
                 gradient = torch.empty_like(parameter).copy_(gradient)
             parameter.grad = gradient
 
@@ -230,6 +232,11 @@ class MemberOptimizer:
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         for instance, state in zip(self.instances, states, strict=True):
             instance.load_state_dict(state)
+            for parameter, moments in instance.state.items():
+                for name, value in moments.items():
+                    # Files hold tensors in plain order; fused kernels need the parameter's own layout.
+                    if isinstance(value, Tensor) and value.shape == parameter.shape:
+                        moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def clip_each(gradients: Tensors, clip_norm: float, *, stacked: bool = True) -> Tensors:

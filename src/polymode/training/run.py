@@ -1,6 +1,8 @@
 """A run: phases, epochs and steps over the state, from any position to the end."""
 
+import math
 import platform
+import shutil
 import sys
 import time
 import warnings
@@ -13,13 +15,12 @@ import torch
 from torch import Tensor
 
 from polymode._version import __version__
-from polymode.data import ArrayData
-from polymode.errors import NonFiniteLoss
+from polymode.errors import InputError, NonFiniteLoss
 from polymode.posteriors import Posterior, load_posterior, merge
 from polymode.schedules import Progress
+from polymode.seeds import derive_seed, global_seed
 from polymode.storage import FORMAT_VERSION, read_json, write_json
 from polymode.training.backends import AnyBackend, choose_backend
-from polymode.training.batches import Batch
 from polymode.training.checkpoint import Checkpoints, check_signature
 from polymode.training.method import Phase, build_optimizers
 from polymode.training.progress import ProgressBar
@@ -68,7 +69,7 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.record: dict[str, Any] = {}
         self.seconds = 0.0  # of training, in all sessions
-        self.signature = {} if folder is None else job.signature(made.problem.network)
+        self.signature = {} if folder is None else job.signature(made.problem.network, made.owned)
 
     def execute(
         self,
@@ -94,11 +95,16 @@ class Run:
         with ProgressBar(self.job.method.name, total, show=show) as bar:
             for epoch in self._train():
                 self.seconds = earlier + time.perf_counter() - began
-                if epoch is not None:
-                    if observer is not None:
-                        observer(epoch)
-                    loss = epoch.losses.nanmean().item()
-                    bar.update(self.position.epochs_done, f"{epoch.phase} loss {loss:.4g}")
+                try:
+                    if epoch is not None:
+                        loss = epoch.losses.nanmean().item()
+                        bar.update(self.position.epochs_done, f"{epoch.phase} loss {loss:.4g}")
+                        if observer is not None:
+                            observer(epoch)
+                except BaseException:
+                    if checkpoints is not None:  # between steps the state is whole: nothing is lost
+                        self._save(checkpoints)
+                    raise
                 if checkpoints is not None and time.monotonic() - saved_at >= checkpoint_seconds:
                     self._save(checkpoints)
                     saved_at = time.monotonic()
@@ -146,7 +152,7 @@ class Run:
     def _steps(self, phase: Phase) -> Iterator[None]:
         """Take the steps of the present epoch that are still to be taken."""
         position = self.position
-        self.problem.network.module.train()
+        self.problem.network.train()
         rounds = self.batches.epoch(position.epochs_done, phase.batches, position.step)
         per_epoch = [self.batches.steps_per_epoch(c, phase.batches) for c in self.batches.cohorts]
         for batches in rounds:
@@ -154,7 +160,7 @@ class Run:
             for optimizer in self.state.optimizers.values():
                 optimizer.set_rates(factors)
             self.rate = factors[0]
-            arranged = [self._arranged(batch) for batch in batches]
+            arranged = [self.made.arranged(batch) for batch in batches]
             try:
                 self.losses.append(phase.step(self.state, arranged, phase.objective))
             except NonFiniteLoss as error:
@@ -166,15 +172,13 @@ class Run:
         """The schedule's factor for chains with so many steps an epoch."""
         num_steps = phase.epochs * steps_per_epoch
         step = min(self.position.epoch * steps_per_epoch + self.position.step, num_steps - 1)
-        return phase.schedule(Progress(step, num_steps, phase.epochs))
-
-    def _arranged(self, batch: Batch) -> Batch:
-        execution, network = self.problem.execution, self.problem.network
-        batch = batch.on(execution.device, network)
-        if not isinstance(self.batches.source, ArrayData):  # in memory, all were checked before
-            for piece in batch.pieces:
-                network.likelihood.check_targets(piece.targets, self.made.example_outputs)
-        return batch
+        factor = phase.schedule(Progress(step, num_steps, phase.epochs))
+        if not isinstance(factor, int | float) or not math.isfinite(factor):
+            raise InputError(
+                f"The schedule {phase.schedule} gave {factor!r} at step {step}: it must give a finite number "
+                "that multiplies the learning rate."
+            )
+        return factor
 
     def _end_epoch(self, phase: Phase) -> Epoch:
         position = self.position
@@ -183,7 +187,8 @@ class Run:
         phase.end_epoch(self.state)
         scores: dict[str, Tensor] = {}
         if self.job.validation is not None:
-            scores = validate(self.state, phase.objective, self.batches, self.job.validation)
+            with global_seed(derive_seed(self.job.seeds[0], "validation", position.epochs_done)):
+                scores = validate(self.state, phase.objective, self.batches, self.job.validation)
             if phase.keep is not None and phase.keep.includes(position.epoch):
                 keep_better(self.state, scores[phase.keep.criterion])
         losses = torch.stack(self.losses).nanmean(0).cpu()
@@ -198,7 +203,7 @@ class Run:
     def _located(self, error: NonFiniteLoss, phase: Phase) -> NonFiniteLoss:
         located = NonFiniteLoss(
             f"In phase {phase.name!r}, epoch {self.position.epoch + 1}, step {self.position.step + 1}: "
-            f"{error}. Training stopped; the last finite weights are in this error's `posterior` and "
+            f"{error}. Training stopped; the weights before this step are in this error's `posterior`, and "
             "the last checkpoint is kept. Lower the learning rate, clip gradients "
             "(Optimizer(clip_norm=...)) or check the scale of the inputs."
         )
@@ -245,7 +250,7 @@ class Run:
         content = {
             "position": asdict(self.position),
             "state": self.state.snapshot(),
-            "losses": self.losses,
+            "losses": torch.stack(self.losses) if self.losses else None,
             "rate": self.rate,
             "record": self.record,
             "history": self.history,
@@ -259,7 +264,8 @@ class Run:
         if self.position.entered:
             self._build_optimizers(self.phases[self.position.phase])
         self.state.restore(content["state"])
-        self.losses, self.rate = content["losses"], content["rate"]
+        losses, self.rate = content["losses"], content["rate"]
+        self.losses = [] if losses is None else list(losses.to(self.job.device))
         self.record, self.history = content["record"], content["history"]
         self.seconds = content["seconds"]
         self.problem.execution.backend = self.record["backend"]
@@ -276,6 +282,7 @@ class Run:
             posterior.save(folder / name)
         content = {"what": "finished run", "signature": self.signature, "posteriors": names}
         write_json(folder / FINISHED, {"format_version": FORMAT_VERSION} | content)
+        shutil.rmtree(folder / "checkpoint")  # all of it is in the posteriors now
 
     def _read_back(self, folder: Path) -> list[Posterior]:
         """The posteriors of a run that is finished already."""

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymode.data import ArrayData, Data, Examples
+from polymode.data import ArrayData, Data, Examples, check_finite
 from polymode.errors import InputError
 from polymode.likelihoods import Likelihood
+from polymode.members import Tensors
 from polymode.posteriors.base import Network
 from polymode.posteriors.particles import MemberStore
 from polymode.seeds import derive_generator
 from polymode.surgery import Model, normalisation_and_bias_names, trainable_names
-from polymode.training.batches import Batches
+from polymode.training.batches import Batch, Batches
 from polymode.training.method import Method, Phase, Problem, describe
 from polymode.training.objective import Execution, Precision
-from polymode.training.start import Probe, Start, make_template, own_names, probe
+from polymode.training.start import Probe, Start, always_eval, make_template, own_names, probe
 from polymode.training.state import State
 from polymode.trees import Tree, leaves
 
@@ -40,7 +41,7 @@ class Job:
     precision: Precision
     shared_order: bool
 
-    def signature(self, network: Network) -> dict[str, Any]:
+    def signature(self, network: Network, owned: frozenset[str]) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued."""
         return {
             "method": describe(self.method),
@@ -49,21 +50,37 @@ class Job:
             "seeds": list(self.seeds),
             "first_chain": self.first_chain,
             "data": [fingerprint(source) for source in self.sources],
+            "validation": [fingerprint(source) for source in self.validation or []],
             "precision": self.precision,
             "shared_order": self.shared_order,
+            "constants": digest_of(network.constants(owned)),
             "network": network.fingerprint,
         }
 
 
 @dataclass(frozen=True)
 class SetUp:
-    """Everything a run works with. example_outputs: what the network gives for some examples."""
+    """Everything a run works with.
+
+    owned: names of the tensors that members own. example_outputs: what the network gives for examples.
+    """
 
     problem: Problem
+    owned: frozenset[str]
     batches: Batches
     phases: Sequence[Phase]
     state: State
     example_outputs: Tree
+
+    def arranged(self, batch: Batch) -> Batch:
+        """The batch as the network wants it; what was not checked in memory before is checked now."""
+        network = self.problem.network
+        batch = batch.on(self.problem.execution.device, network)
+        if not isinstance(self.batches.source, ArrayData):
+            for piece in batch.pieces:
+                check_finite(piece.inputs)
+                network.likelihood.check_targets(piece.targets, self.example_outputs)
+        return batch
 
 
 def set_up(job: Job, folder: Path | None) -> SetUp:
@@ -84,7 +101,7 @@ def set_up(job: Job, folder: Path | None) -> SetUp:
     )
     names = own_names(job.model, template, seen.changed, seed)
     start = Start(job.model, job.likelihood, job.device, names)
-    network = Network(template, job.likelihood)
+    network = Network(template, job.likelihood, always_eval=always_eval(template))
     problem = Problem(network, trainable, exempt, start, execution)
     phases = list(job.method.phases(problem, job.epochs))
     _check_phases(job, phases)
@@ -95,7 +112,7 @@ def set_up(job: Job, folder: Path | None) -> SetUp:
         states.append(state.begin(generator, group.data_set, group.chain))
     state = State.side_by_side(states)
     state.finished = MemberStore(None if folder is None else folder / "members")
-    return SetUp(problem, batches, phases, state, seen.outputs)
+    return SetUp(problem, names, batches, phases, state, seen.outputs)
 
 
 def _first_examples(data: Data, count: int, device: torch.device) -> Examples:
@@ -105,13 +122,19 @@ def _first_examples(data: Data, count: int, device: torch.device) -> Examples:
 def _check_data(job: Job, template: nn.Module) -> Probe:
     """Run the network on a batch of every data set and check all targets that are in memory."""
     seen = []
-    for data in [*job.sources, *(job.validation or [])]:
-        examples = _first_examples(data, data.batch_size, job.device)
-        seen.append(probe(template, examples.inputs))
-        outputs = seen[-1].outputs
-        job.likelihood.check_outputs(outputs, examples.targets)
-        targets = data.targets if isinstance(data, ArrayData) else examples.targets
-        job.likelihood.check_targets(targets.to(job.device), outputs)
+    all_data: list[Data] = [*job.sources, *(job.validation or [])]
+    for index, data in enumerate(all_data):
+        try:
+            examples = _first_examples(data, data.batch_size, job.device)
+            seen.append(probe(template, examples.inputs))
+            outputs = seen[-1].outputs
+            job.likelihood.check_outputs(outputs, examples.targets)
+            targets = data.targets if isinstance(data, ArrayData) else examples.targets
+            job.likelihood.check_targets(targets.to(job.device), outputs)
+        except InputError as error:
+            if index < len(job.sources):
+                raise
+            raise InputError(f"In the validation data: {error}") from error
     for data in job.sources:
         _check_leftover(job, template, data)
     return seen[0]
@@ -140,7 +163,17 @@ def _num_observations(likelihood: Likelihood, data: Data) -> int:
 
 
 def _check_phases(job: Job, phases: Sequence[Phase]) -> None:
-    for phase in phases:
+    for before, phase in zip([None, *phases], phases, strict=False):
+        for name in phase.carry:
+            if before is None or name not in phase.optimizers:
+                raise InputError(
+                    f"Phase {phase.name!r} carries {name!r}, which is not one of its optimisers."
+                )
+            if before.optimizers.get(name) != phase.optimizers[name]:
+                raise InputError(
+                    f"Phase {phase.name!r} carries the optimiser {name!r}, but describes it otherwise than "
+                    f"phase {before.name!r}."
+                )
         where = f"phase {phase.name!r} of {job.method.name}"
         if phase.epochs < 1:
             raise InputError(f"There are {phase.epochs} epochs for {where}: it needs at least one.")
@@ -155,6 +188,15 @@ def _check_phases(job: Job, phases: Sequence[Phase]) -> None:
                 f"KeepBest(from_epoch={phase.keep.from_epoch}) lies after the last of {phase.epochs} "
                 f"epochs of {where}."
             )
+
+
+def digest_of(tensors: Tensors) -> str:
+    """SHA-256 of names and values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def fingerprint(data: Data) -> str:

@@ -66,6 +66,13 @@ def make_template(model: Model, likelihood: Likelihood, seed: int) -> nn.Module:
     return likelihood.prepare(prepare(module))
 
 
+def always_eval(module: nn.Module) -> tuple[str, ...]:
+    """Layers that the user has put into evaluation mode inside a module that is in training mode."""
+    if not module.training:
+        return ()
+    return tuple(name for name, part in module.named_modules() if name and not part.training)
+
+
 @dataclass(frozen=True)
 class Probe:
     """What one training pass through a copy of the template shows."""
@@ -81,7 +88,11 @@ def probe(template: nn.Module, inputs: Tree) -> Probe:
     A buffer that changes (running statistics) belongs to each member; one that does not is a
     constant of the template.
     """
-    trial = copy.deepcopy(template).train()
+    trial = copy.deepcopy(template)
+    kept = always_eval(trial)
+    trial.train()
+    for name in kept:
+        trial.get_submodule(name).eval()
     before = {name: tensor.clone() for name, tensor in tensors_of(trial).items()}
     with global_seed(0), torch.no_grad():
         states = _random_states()

@@ -38,7 +38,7 @@ def validate(
                 )
                 count = objective.execution.num_observations[first]
                 scores["objective"][rows] += (penalty / count).cpu()
-    objective.network.module.train()
+    objective.network.train()
     return scores
 
 
@@ -51,7 +51,7 @@ def keep_better(state: State, scores: Tensor) -> None:
     if state.best is None or state.best_scores is None:
         state.best, state.best_scores = members.clone(), scores.clone()
         return
-    better = scores < state.best_scores
+    better = ~(scores >= state.best_scores)  # anything is better than NaN
     state.best_scores = torch.where(better, scores, state.best_scores)
     for name, tensor in members.stacked.items():
         state.best.stacked[name][better] = tensor[better]
@@ -74,7 +74,7 @@ def _scores(objective: Objective, members: Members, own: Tensors, data: Data) ->
     likelihood = network.likelihood
     nll = torch.zeros(members.num_members, dtype=torch.float64)
     error = torch.zeros(members.num_members, dtype=torch.float64)
-    num_observations = 0
+    num_observations = 0.0
     for examples in data.in_order():
         examples = examples.map(lambda t: t.to(device))
         inputs = network.arrange(examples.inputs)
@@ -88,8 +88,11 @@ def _scores(objective: Objective, members: Members, own: Tensors, data: Data) ->
         )
         log_prob = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, examples.targets)
         errors = torch.vmap(likelihood.errors, in_dims=(0, None))(outputs, examples.targets)
-        nll -= log_prob.flatten(1).double().sum(1).cpu()
-        error += errors.flatten(1).double().sum(1).cpu()
-        num_observations += int(likelihood.num_observations(examples.targets))
+        observed = likelihood.observed(examples.targets).double()  # [B] or [B, T]
+        if examples.weights is not None:
+            observed = observed * examples.weights.reshape(-1, *[1] * (observed.ndim - 1))
+        nll -= (log_prob.double() * observed).flatten(1).sum(1).cpu()
+        error += (errors.double() * observed).flatten(1).sum(1).cpu()
+        num_observations += float(observed.sum())
     error = error / num_observations
     return nll / num_observations, error.sqrt() if likelihood.squared_errors else error

@@ -71,6 +71,10 @@ def as_tree(value: Any, what: str = "Inputs") -> Tree:
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
+# Rows gathered at once stay near this size, so that they are still in the cache when they are used.
+GATHER_BYTES = 2**20
+
+
 def check_finite(inputs: Tree) -> None:
     """Raise an ``InputError`` that counts and locates rows with NaN or infinite inputs."""
     for leaf in leaves(inputs):
@@ -135,10 +139,26 @@ class ArrayData(Data):
 
     def stream(self, indices: Iterable[Tensor], seeds: Iterable[int]) -> Iterator[Examples]:
         examples = Examples(self.inputs, self.targets, self.weights)
-        device = self.targets.device
+        for some in self._in_chunks(indices):
+            rows = torch.cat(some).to(self.targets.device)
+            gathered = examples.map(lambda t, rows=rows: t.index_select(0, rows))
+            start = 0
+            for index in some:
+                here = slice(start, start + len(index))
+                start = here.stop
+                yield gathered.map(lambda t, here=here: t[here])
+
+    def _in_chunks(self, indices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+        """Batches of small examples are gathered several at a time: one call serves them all."""
+        each = sum(t[:1].numel() * t.element_size() for t in leaves(self.inputs))
+        chunk: list[Tensor] = []
         for index in indices:
-            rows = index.to(device)
-            yield examples.map(lambda t, rows=rows: t.index_select(0, rows))
+            chunk.append(index)
+            if sum(map(len, chunk)) * each >= GATHER_BYTES:
+                yield chunk
+                chunk = []
+        if chunk:
+            yield chunk
 
     def to(self, device: torch.device | str) -> "ArrayData":
         """Move all arrays, so that batches are gathered on the device."""

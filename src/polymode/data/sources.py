@@ -71,8 +71,8 @@ def as_tree(value: Any, what: str = "Inputs") -> Tree:
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
-# Rows gathered at once stay near this size, so that they are still in the cache when they are used.
-GATHER_BYTES = 2**20
+# Batches gathered at once: few, and small enough to be in the cache still when they are used.
+GATHER_BATCHES, GATHER_BYTES = 16, 2**20
 
 
 def check_finite(inputs: Tree) -> None:
@@ -151,14 +151,10 @@ class ArrayData(Data):
     def _in_chunks(self, indices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         """Batches of small examples are gathered several at a time: one call serves them all."""
         each = sum(t[:1].numel() * t.element_size() for t in leaves(self.inputs))
-        chunk: list[Tensor] = []
-        for index in indices:
-            chunk.append(index)
-            if sum(map(len, chunk)) * each >= GATHER_BYTES:
-                yield chunk
-                chunk = []
-        if chunk:
-            yield chunk
+        source = iter(indices)
+        for first in source:
+            ahead = min(GATHER_BATCHES, GATHER_BYTES // max(1, each * len(first))) - 1
+            yield [first, *itertools.islice(source, max(0, ahead))]
 
     def to(self, device: torch.device | str) -> "ArrayData":
         """Move all arrays, so that batches are gathered on the device."""

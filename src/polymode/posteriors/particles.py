@@ -178,10 +178,10 @@ class Particles(Posterior):
         """Yield the wanted members in runs small enough for a block."""
         first = 0
         for block in self.blocks:
-            stop = first + block.num_members
-            inside = wanted[bisect_left(wanted, first) : bisect_left(wanted, stop)]
+            beyond = first + block.num_members
+            inside = wanted[bisect_left(wanted, first) : bisect_left(wanted, beyond)]
             inside = [index - first for index in inside]
-            first = stop
+            first = beyond
             each = max(1, block.num_bytes // block.num_members)
             for start, stop in _runs(inside, max(1, min(BLOCK_MEMBERS, BLOCK_BYTES // each))):
                 part = _rows(block, start, stop).to(self.network.device)

@@ -59,7 +59,7 @@ def choose_backend(set_up: SetUp, source: Data, wanted: AnyBackend) -> Choice:
 
 
 def _step_seconds(set_up: SetUp, backend: Backend, repeats: int = 3) -> float:
-    """Best time of one step, on a copy of the state; a slow step is timed once."""
+    """Best time of one step, on a copy of the state; infinite without repeats or when it diverges."""
     phase, problem = set_up.phases[0], set_up.problem
     problem.execution.backend = backend
     state = set_up.state.trial_copy()

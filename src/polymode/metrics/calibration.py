@@ -49,9 +49,10 @@ def calibration_bins(
         starts = [ordered[min(-(-r * len(order) // num_bins), len(order) - 1)] for r in range(num_bins)]
         edges = torch.stack([*starts, ordered[-1]])
     counts = torch.bincount(index, minlength=num_bins)
-    sums = lambda values: torch.zeros(num_bins, dtype=torch.float64, device=values.device).index_add_(  # noqa: E731
-        0, index, values
-    )
+
+    def sums(values: Tensor) -> Tensor:
+        return torch.zeros(num_bins, dtype=torch.float64, device=values.device).index_add_(0, index, values)
+
     return CalibrationBins(edges, counts, sums(correct) / counts, sums(confidence) / counts, len(labels))
 
 

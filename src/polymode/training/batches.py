@@ -65,7 +65,10 @@ class Batch:
                 row = group - piece.groups.start
                 part = replace(piece, groups=slice(group, group + 1))
                 if piece.has_groups:
-                    cut = lambda t, row=row: t[row : row + 1]  # noqa: E731
+
+                    def cut(tensor: Tensor, row: int = row) -> Tensor:
+                        return tensor[row : row + 1]
+
                     weights = None if piece.weights is None else cut(piece.weights)
                     inputs = map_tree(cut, piece.inputs)
                     part = replace(part, inputs=inputs, targets=cut(piece.targets), weights=weights)
@@ -228,7 +231,10 @@ def _joined(data: Sequence[Data]) -> ArrayData:
         raise InputError(f"Data sets side by side must agree in (batch_size, drop_last); seen {seen}.")
     if len({part.weights is None for part in arrays}) > 1:
         raise InputError("Data sets side by side must all have sample weights, or none.")
-    join = lambda *parts: torch.cat(parts)  # noqa: E731
+
+    def join(*parts: Tensor) -> Tensor:
+        return torch.cat(parts)
+
     return ArrayData(
         map_tree(join, *(part.inputs for part in arrays)),
         join(*(part.targets for part in arrays)),

@@ -235,10 +235,11 @@ def _joined(data: Sequence[Data]) -> ArrayData:
     def join(*parts: Tensor) -> Tensor:
         return torch.cat(parts)
 
+    weights = [part.weights for part in arrays if part.weights is not None]
     return ArrayData(
         map_tree(join, *(part.inputs for part in arrays)),
         join(*(part.targets for part in arrays)),
-        weights=None if first.weights is None else join(*(part.weights for part in arrays)),
+        weights=join(*weights) if weights else None,
         batch_size=first.batch_size,
         drop_last=first.drop_last,
     )

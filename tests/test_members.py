@@ -42,8 +42,6 @@ def test_forward_equals_one_module_a_member(case, backend, training):
     template, members, modules = make(case)
     inputs = case.data().inputs
     template.train(training)
-    if case.name == "transformer" and backend == "vmap" and not training:
-        pytest.skip("evaluation takes a fused kernel without a vmap rule; fit chooses the loop")
     before = {name: tensor.clone() for name, tensor in tensors_of(template).items()}
     outputs = pm.forward_members(template, members, inputs, backend=backend)
     expected = [call(module.train(training), inputs) for module in modules]

@@ -38,7 +38,7 @@ def prepare_in_place(module: nn.Module) -> nn.Module:
     found = _children_of_type(module, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
     for layer, (parent, name, child) in enumerate(found):
         seeded = SeededDropout(child.p, layer, type(child))  # type: ignore[arg-type]
-        setattr(parent, name, seeded.to(device))
+        setattr(parent, name, seeded.to(device).train(child.training))
     if has_convolutions(module):
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module

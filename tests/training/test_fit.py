@@ -15,6 +15,8 @@ from cases import BY_NAME
 from polymode.errors import InputError, NonFiniteLoss, NotCollapsible
 from polymode.methods import DeepEnsemble, Single
 from polymode.seeds import derive_generator
+from polymode.training import State
+from polymode.training.validation import keep_better, take_best
 
 
 def quiet(method, model, data, likelihood="categorical", epochs=3, **options):
@@ -385,6 +387,38 @@ def test_validation_scores_are_those_of_each_member():
         assert last["error"][member].item() == pytest.approx(wrong)
 
 
+def test_validation_of_both_backends_agrees():
+    """Also where evaluation mode takes another kernel than training, as a transformer layer does."""
+    case = BY_NAME["transformer"]
+    sgd = Single(optimizer=pm.Optimizer("SGD", lr=0.05))
+    scores = {}
+    for backend in ("loop", "vmap"):
+        records: list[pm.Epoch] = []
+        quiet(
+            DeepEnsemble(2, of=sgd),
+            case.double_factory,
+            case.data(),
+            backend=backend,
+            validation=case.data(seed=3),
+            observer=records.append,
+        )
+        scores[backend] = records[-1].validation["nll"]
+    torch.testing.assert_close(scores["loop"], scores["vmap"])
+
+
+def test_a_score_that_is_nan_is_never_the_best():
+    state = State(pm.Members({"w": torch.zeros(3, 1)}))
+    for weight, scores in (
+        (1.0, [2.0, math.nan, 2.0]),
+        (2.0, [math.nan, 3.0, 1.0]),
+        (3.0, [4.0, 4.0, math.nan]),
+    ):
+        state.members.stacked["w"].fill_(weight)
+        keep_better(state, torch.tensor(scores))
+    take_best(state)
+    assert state.members.stacked["w"].flatten().tolist() == [1.0, 2.0, 2.0]
+
+
 # --- starts --------------------------------------------------------------------------------------
 
 
@@ -422,6 +456,20 @@ def test_frozen_batch_norm_keeps_its_statistics():
     assert torch.equal(single[2].running_mean, module[2].running_mean)
     assert single[1].weight.requires_grad
     assert not single[2].weight.requires_grad
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "heteroscedastic_gaussian"])
+def test_a_module_in_evaluation_mode_is_trained_all_the_same(likelihood):
+    """Only layers put into evaluation mode one by one stay there, dropout layers too."""
+    data = pm.ArrayData(toy().inputs, toy().inputs[:, :1], batch_size=8)
+    module = pm.models.MLP(4, 2 if likelihood[0] == "h" else 1, (6,), batch_norm=True, dropout=0.5).double()
+    trained = quiet(Single(), module.train(), data, likelihood)
+    in_eval = quiet(Single(), copy.deepcopy(module).eval(), data, likelihood)
+    assert_same_weights(trained, in_eval)
+    module.train()[4].eval()
+    without = copy.deepcopy(module)
+    without[4].p = 0.0
+    assert_same_weights(quiet(Single(), module, data, likelihood), quiet(Single(), without, data, likelihood))
 
 
 def test_collapse_gives_back_ordinary_layers_and_every_buffer():

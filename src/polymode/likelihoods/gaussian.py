@@ -140,6 +140,7 @@ class NoiseLevel(nn.Module):
     def __init__(self, network: nn.Module, likelihood: LearnedGaussian) -> None:
         super().__init__()
         self.network = network
+        self.training = network.training  # the wrapper is in the mode of what it wraps
         self.likelihood = likelihood
         start = torch.tensor(likelihood.initial_std - likelihood.min_std, dtype=torch.float64)
         reference = next(network.parameters(), torch.zeros(()))

@@ -38,6 +38,7 @@ class Execution:
     device: torch.device
     num_observations: Tensor
     backend: Backend = "loop"
+    prediction_backend: Backend = "loop"  # in evaluation mode some modules take other kernels
     precision: Precision = "full"
     uses_global_random: bool = False
 

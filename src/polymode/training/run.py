@@ -118,6 +118,7 @@ class Run:
         began = time.perf_counter()
         choice = choose_backend(self.made, self.job.sources[0], wanted)
         self.problem.execution.backend = choice.training
+        self.problem.execution.prediction_backend = choice.prediction
         self.record |= {
             "backend": choice.training,
             "prediction_backend": choice.prediction,
@@ -269,6 +270,7 @@ class Run:
         self.record, self.history = content["record"], content["history"]
         self.seconds = content["seconds"]
         self.problem.execution.backend = self.record["backend"]
+        self.problem.execution.prediction_backend = self.record["prediction_backend"]
         if content["threads"] != torch.get_num_threads():
             warnings.warn(
                 f"The run began with {content['threads']} threads and goes on with "

@@ -34,7 +34,7 @@ def validate(
                     lambda weights, own, _, f=penalty_of: f(weights, own),
                     members.groups(groups),
                     own,
-                    backend=objective.execution.backend,
+                    backend=objective.execution.prediction_backend,
                 )
                 count = objective.execution.num_observations[first]
                 scores["objective"][rows] += (penalty / count).cpu()
@@ -51,7 +51,7 @@ def keep_better(state: State, scores: Tensor) -> None:
     if state.best is None or state.best_scores is None:
         state.best, state.best_scores = members.clone(), scores.clone()
         return
-    better = ~(scores >= state.best_scores)  # anything is better than NaN
+    better = (scores < state.best_scores) | state.best_scores.isnan()  # anything is better than NaN
     state.best_scores = torch.where(better, scores, state.best_scores)
     for name, tensor in members.stacked.items():
         state.best.stacked[name][better] = tensor[better]
@@ -84,7 +84,7 @@ def _scores(objective: Objective, members: Members, own: Tensors, data: Data) ->
             ),
             members,
             own,
-            backend=objective.execution.backend,
+            backend=objective.execution.prediction_backend,
         )
         log_prob = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, examples.targets)
         errors = torch.vmap(likelihood.errors, in_dims=(0, None))(outputs, examples.targets)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from polymode.layers.dropout import SeededDropout, uniform
+from polymode.layers.dropout import SeededDropout, mask_numbers
 from polymode.members import call_module
 from polymode.surgery import prepare, tensors_of
 
@@ -13,7 +13,7 @@ ZERO = torch.zeros((), dtype=torch.int64)
 
 
 def draws(seed: int, layer: int = 0, shape=(400, 250)) -> torch.Tensor:
-    return uniform(torch.tensor(seed), layer, ZERO, torch.Size(shape))
+    return mask_numbers(torch.tensor(seed), layer, ZERO, torch.Size(shape))
 
 
 def test_uniform_has_the_moments_and_bins_of_a_uniform():

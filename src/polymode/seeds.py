@@ -5,6 +5,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
+
+_MASK32 = 0xFFFFFFFF
+# Multipliers and shifts of the "lowbias32" integer hash (C. Wellons, 2018).
+_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B
+_GOLDEN = 0x9E3779B9
+
+
+def mix(value: Tensor) -> Tensor:
+    """Hash 32-bit integers held in int64 into 32-bit integers."""
+    value = ((value ^ (value >> 16)) * _FIRST) & _MASK32
+    value = ((value ^ (value >> 15)) * _SECOND) & _MASK32
+    return value ^ (value >> 16)
+
+
+def fold(seed: Tensor) -> Tensor:
+    """Hash seeds of up to 63 bits into 32 bits."""
+    return mix((seed ^ (seed >> 32)) & _MASK32)
+
+
+def uniform(keys: Tensor, count: int) -> Tensor:
+    """Uniform numbers in [0, 1), [B, count], from 32-bit keys [B]: a counter-based generator.
+
+    They depend on the keys alone: not on the device, the order or what else was drawn.
+    """
+    counter = torch.arange(1, count + 1, device=keys.device)
+    bits = mix((keys[:, None] + counter * _GOLDEN) & _MASK32)
+    return bits.to(torch.float64) / 2**32
 
 
 def derive_seed(*parts: int | str) -> int:

@@ -8,7 +8,7 @@ import itertools
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
+from polymode.data.augmentation import Augmentation, augmented, check_images
 from polymode.errors import InputError
 from polymode.seeds import derive_seed, global_seed
 from polymode.trees import Tree, leaves, length, map_tree
@@ -43,13 +44,13 @@ class Data(ABC):
     replayable: bool = True
 
     @abstractmethod
-    def stream(self, indices: Iterable[Tensor], seeds: Iterable[int]) -> Iterator[Examples]:
-        """Yield the examples of each tensor of indices; a seed for each fixes what the data set draws."""
+    def stream(self, indices: Iterable[Tensor], seeds: Iterable[Tensor]) -> Iterator[Examples]:
+        """Yield training examples of each tensor of indices; their seeds fix what is drawn for each."""
 
     def in_order(self, batch_size: int | None = None) -> Iterator[Examples]:
-        """Yield all examples once, in their own order."""
-        size = batch_size or max(self.batch_size, 256)
-        return self.stream(torch.arange(self.num_examples).split(size), itertools.count())
+        """Yield all examples once, in their own order, without what is drawn only to train on them."""
+        rows = torch.arange(self.num_examples).split(batch_size or max(self.batch_size, 256))
+        return self.stream(rows, rows)
 
 
 def as_tree(value: Any, what: str = "Inputs") -> Tree:
@@ -90,6 +91,7 @@ class ArrayData(Data):
     """Arrays in memory: inputs (a tensor, NumPy array, or tuple or dictionary of them) and targets.
 
     weights: [N], non-negative multiplicities; the loss of an example counts that often.
+    augment: steps of ``polymode.data.augmentation`` that change images while they are trained on.
     NumPy's float64 becomes float32 (the networks' default); tensors stay as they are.
     """
 
@@ -101,12 +103,16 @@ class ArrayData(Data):
         weights: Any = None,
         batch_size: int = 128,
         drop_last: bool = False,
+        augment: Sequence[Augmentation] = (),
     ) -> None:
         self.inputs = as_tree(inputs)
         self.targets: Tensor = as_tree(targets, "Targets")
         self.weights: Tensor | None = None if weights is None else as_tree(weights, "Sample weights")
         self.batch_size = batch_size
         self.drop_last = drop_last
+        self.augment = tuple(augment)
+        if self.augment:
+            check_images(self.inputs)
         parts = {"inputs": self.inputs, "targets": self.targets, "weights": self.weights}
         lengths = {name: length(tree) for name, tree in parts.items() if tree is not None}
         if len(set(lengths.values())) > 1:
@@ -137,7 +143,19 @@ class ArrayData(Data):
         shapes = map_tree(lambda t: list(t.shape), self.inputs)
         return f"ArrayData(inputs {shapes}, targets {list(self.targets.shape)}, batch_size={self.batch_size})"
 
-    def stream(self, indices: Iterable[Tensor], seeds: Iterable[int]) -> Iterator[Examples]:
+    def stream(self, indices: Iterable[Tensor], seeds: Iterable[Tensor]) -> Iterator[Examples]:
+        if not self.augment:
+            return self._plain(indices)
+        return map(self._augmented, self._plain(indices), seeds)
+
+    def in_order(self, batch_size: int | None = None) -> Iterator[Examples]:
+        size = batch_size or max(self.batch_size, 256)
+        return self._plain(torch.arange(self.num_examples).split(size))
+
+    def _augmented(self, examples: Examples, seeds: Tensor) -> Examples:
+        return replace(examples, inputs=augmented(examples.inputs, self.augment, seeds))
+
+    def _plain(self, indices: Iterable[Tensor]) -> Iterator[Examples]:
         examples = Examples(self.inputs, self.targets, self.weights)
         for some in self._in_chunks(indices):
             rows = torch.cat(some).to(self.targets.device)
@@ -163,27 +181,32 @@ class ArrayData(Data):
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ArrayData":
         """The data set of some rows."""
-        [rows] = self.stream([torch.as_tensor(indices)], [0])
+        [rows] = self._plain([torch.as_tensor(indices)])
         return self._like(rows.inputs, rows.targets, rows.weights)
 
     def _like(self, inputs: Tree, targets: Tensor, weights: Tensor | None) -> "ArrayData":
         return ArrayData(
-            inputs, targets, weights=weights, batch_size=self.batch_size, drop_last=self.drop_last
+            inputs,
+            targets,
+            weights=weights,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            augment=self.augment,
         )
 
 
 class _Seeded(Dataset):
-    """A data set whose examples are read under a seed of their own: (row, seed, place in the batch)."""
+    """A data set whose examples are read under a seed of their own: (row, seed)."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, key: tuple[int, int, int]) -> Any:
-        row, seed, place = key
+    def __getitem__(self, key: tuple[int, int]) -> Any:
+        row, seed = key
         python_state = random.getstate()
-        random.seed(derive_seed(seed, place, "python"))
+        random.seed(derive_seed(seed, "python"))
         try:
-            with global_seed(derive_seed(seed, place)):
+            with global_seed(derive_seed(seed)):
                 return self.dataset[row]
         finally:
             random.setstate(python_state)
@@ -229,14 +252,14 @@ class LoaderData(Data):
                 "examples."
             )
 
-    def stream(self, indices: Iterable[Tensor], seeds: Iterable[int]) -> Iterator[Examples]:
+    def stream(self, indices: Iterable[Tensor], seeds: Iterable[Tensor]) -> Iterator[Examples]:
         if not self.replayable:
             return map(_examples, self.loader)
         workers = self.loader.num_workers
         rebuilt = DataLoader(
             _Seeded(self.loader.dataset),
             batch_sampler=(  # type: ignore[arg-type]
-                [(row, seed, place) for place, row in enumerate(index.tolist())]
+                list(zip(index.tolist(), seed.tolist(), strict=True))
                 for index, seed in zip(indices, seeds, strict=False)
             ),
             num_workers=workers,

@@ -8,30 +8,18 @@ of ``Members`` like any weight.
 import torch
 from torch import Tensor, nn
 
-_MASK32 = 0xFFFFFFFF
-# Multipliers and shifts of the "lowbias32" integer hash (C. Wellons, 2018).
-_FIRST, _SECOND = 0x7FEB352D, 0x846CA68B
-_GOLDEN = 0x9E3779B9
+from polymode.seeds import fold, mix, uniform
+
 _LAYERS = 1 << 16  # more layers than any network has
 
 
-def mix(value: Tensor) -> Tensor:
-    """Hash 32-bit integers held in int64 into 32-bit integers."""
-    value = ((value ^ (value >> 16)) * _FIRST) & _MASK32
-    value = ((value ^ (value >> 15)) * _SECOND) & _MASK32
-    return value ^ (value >> 16)
-
-
-def uniform(seed: Tensor, layer: int, first_example: Tensor, shape: torch.Size) -> Tensor:
+def mask_numbers(seed: Tensor, layer: int, first_example: Tensor, shape: torch.Size) -> Tensor:
     """Uniform numbers in [0, 1) of ``shape`` [B, ...], keyed by (seed, layer, example, unit)."""
     example = torch.arange(shape[0], device=seed.device) + first_example
-    key = mix((seed ^ (seed >> 32)) & _MASK32)
+    key = fold(seed)
     key = mix(key ^ mix(torch.full_like(key, layer + 1)))
-    key = mix(key ^ mix(example & _MASK32))
-    units = torch.arange(shape[1:].numel(), device=seed.device)
-    # Each example has its own key, and each unit its own increment: a counter-based generator.
-    bits = mix((key[:, None] + (units + 1) * _GOLDEN) & _MASK32)
-    return (bits.to(torch.float64) / 2**32).reshape(shape)
+    key = mix(key ^ fold(example))
+    return uniform(key, shape[1:].numel()).reshape(shape)
 
 
 class SeededDropout(nn.Module):
@@ -61,7 +49,7 @@ class SeededDropout(nn.Module):
         shape = inputs.shape[:2] + (1,) * (inputs.ndim - 2) if whole_channels else inputs.shape
         key = self.layer + _LAYERS * self.calls
         self.calls += 1
-        kept = uniform(self.seed, key, self.first_example, shape) >= self.p
+        kept = mask_numbers(self.seed, key, self.first_example, shape) >= self.p
         return inputs * kept.to(inputs.dtype) / (1 - self.p) if self.p < 1 else inputs * 0
 
     def extra_repr(self) -> str:

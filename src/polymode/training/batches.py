@@ -102,16 +102,18 @@ class Batches:
         *,
         shared_order: bool,
     ) -> None:
-        self.source = data[0] if len(data) == 1 else _joined(data)
+        # One data set may be given several times (for several seeds): it is held once.
+        distinct = list({id(part): part for part in data}.values())
+        self.source = distinct[0] if len(distinct) == 1 else _joined(distinct)
         self.batch_size = data[0].batch_size
         self.drop_last = data[0].drop_last
         self.shared_order = shared_order or not self.source.replayable
-        offsets = [0]
-        for part in data:
-            offsets.append(offsets[-1] + part.num_examples)
+        offsets, end = {}, 0
+        for part in distinct:
+            offsets[id(part)], end = end, end + part.num_examples
         longest_first = sorted(range(len(data)), key=lambda d: -data[d].num_examples)
         self.groups = [
-            Group(d, chain, data[d].num_examples, offsets[d], seeds[d])
+            Group(d, chain, data[d].num_examples, offsets[id(data[d])], seeds[d])
             for d in longest_first
             for chain in chains
         ]
@@ -148,20 +150,31 @@ class Batches:
                         rows = slice(0, 1) if self.one_order else groups
                         yield orders[rows, start : start + size].flatten()
 
-        first, data_seed = first_step * (1 if batches == "full" else batches), self.groups[0].seed
-        seeds = (
-            derive_seed(data_seed, "examples", epoch, minibatch, piece)
-            for minibatch, pieces in enumerate((p for round_ in plan for p in round_), first)
-            for piece in range(len(pieces))
-        )
-        stream = self.source.stream(indices(), seeds)
+        def seeds() -> Iterator[Tensor]:
+            first = first_step * (1 if batches == "full" else batches)
+            for minibatch, pieces in enumerate((p for round_ in plan for p in round_), first):
+                for groups, _, size in pieces:
+                    yield self._example_seeds(groups, size, epoch, minibatch)
+
+        stream = self.source.stream(indices(), seeds())
         for round_ in plan:
             yield [self._batch(pieces, stream) for pieces in round_]
+
+    def _example_seeds(self, groups: slice, size: int, epoch: int, minibatch: int) -> Tensor:
+        """A seed for each example of a piece: a chain's own, so that it sees what it would see alone."""
+        bases = [
+            derive_seed(group.seed, "examples", self._order_of(group), epoch, minibatch) >> 1
+            for group in self.groups[slice(0, 1) if self.one_order else groups]
+        ]
+        return (torch.tensor(bases)[:, None] + torch.arange(size)).flatten()
+
+    def _order_of(self, group: Group) -> int | str:
+        return "shared" if self.shared_order else group.chain
 
     @cached_property
     def one_order(self) -> bool:
         """Whether all groups see the same examples, so that batches carry no group axis."""
-        return self.shared_order and len({group.data_set for group in self.groups}) == 1
+        return self.shared_order and len({(group.seed, group.offset) for group in self.groups}) == 1
 
     def _plan(self, batches: int | Literal["full"]) -> list[list[list[tuple[slice, int, int]]]]:
         """Rounds of minibatches of pieces (groups, first row, number of rows)."""
@@ -188,8 +201,7 @@ class Batches:
         orders = torch.zeros(self.num_groups, self.groups[0].num_examples, dtype=torch.int64)
         known: dict[tuple, Tensor] = {}
         for row, group in enumerate(self.groups):
-            chain = "shared" if self.shared_order else group.chain
-            key = (group.seed, "order", chain, epoch, group.num_examples)
+            key = (group.seed, "order", self._order_of(group), epoch, group.num_examples)
             if key not in known:
                 known[key] = (
                     torch.randperm(group.num_examples, generator=derive_generator(*key))
@@ -229,6 +241,8 @@ def _joined(data: Sequence[Data]) -> ArrayData:
     if len({(part.batch_size, part.drop_last) for part in arrays}) > 1:
         seen = sorted({(part.batch_size, part.drop_last) for part in arrays})
         raise InputError(f"Data sets side by side must agree in (batch_size, drop_last); seen {seen}.")
+    if len({part.augment for part in arrays}) > 1:
+        raise InputError("Data sets side by side must have the same augmentation.")
     if len({part.weights is None for part in arrays}) > 1:
         raise InputError("Data sets side by side must all have sample weights, or none.")
 
@@ -242,4 +256,5 @@ def _joined(data: Sequence[Data]) -> ArrayData:
         weights=join(*weights) if weights else None,
         batch_size=first.batch_size,
         drop_last=first.drop_last,
+        augment=first.augment,
     )

@@ -203,6 +203,7 @@ def fingerprint(data: Data) -> str:
     """A digest of a data set: of all its bytes when it is in memory, else of its length."""
     digest = hashlib.sha256(repr((data.num_examples, data.batch_size, data.drop_last)).encode())
     if isinstance(data, ArrayData):
+        digest.update(repr(data.augment).encode() if data.augment else b"")
         weights = [] if data.weights is None else [data.weights]
         for tensor in [*leaves(data.inputs), data.targets, *weights]:
             digest.update(repr((tensor.dtype, tensor.shape)).encode())

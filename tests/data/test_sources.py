@@ -19,7 +19,7 @@ def test_numpy_becomes_float32_and_tensors_stay():
 
 def test_trees_of_inputs_are_gathered_together():
     data = pm.ArrayData({"a": torch.arange(4), "b": torch.arange(8).reshape(4, 2)}, torch.arange(4))
-    [got] = data.stream([torch.tensor([3, 1])], [0])
+    [got] = data.stream([torch.tensor([3, 1])], [torch.zeros(2, dtype=torch.int64)])
     assert got.inputs["a"].tolist() == got.targets.tolist() == [3, 1]
     assert got.inputs["b"].tolist() == [[6, 7], [2, 3]]
     subset = data.subset([2, 0])
@@ -39,7 +39,7 @@ def test_loader_keeps_its_collation_and_takes_our_order():
     )
     data = as_data(loader)
     assert (data.num_examples, data.batch_size) == (10, 4)
-    [got] = data.stream([torch.tensor([7, 3])], [0])
+    [got] = data.stream([torch.tensor([7, 3])], [torch.arange(2)])
     assert got.inputs.tolist() == [14, 6]
     in_order = torch.cat([part.targets for part in data.in_order(4)])
     assert in_order.tolist() == list(range(10))
@@ -52,7 +52,7 @@ def test_a_loader_that_yields_something_else_is_refused():
 
 def test_sample_weights_travel():
     data = pm.ArrayData(torch.arange(3.0), torch.arange(3), weights=[1.0, 0.0, 2.0])
-    [got] = data.stream([torch.tensor([2])], [0])
+    [got] = data.stream([torch.tensor([2])], [torch.arange(1)])
     assert isinstance(got, Examples)
     assert got.weights.tolist() == [2.0]
 

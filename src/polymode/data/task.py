@@ -1,0 +1,197 @@
+"""A task: data to train on, data to be judged on, and what the targets mean."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from polymode.data.sources import ArrayData, Data, as_data, as_tree
+from polymode.errors import InputError, require, unknown_name
+from polymode.trees import Tree, map_tree
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How raw numbers became inputs and targets: all that new examples need, as plain values.
+
+    Inputs are (raw − input_shift) / input_scale along the first axis of an example (features of a table,
+    channels of an image); targets of a regression likewise. columns, target: names in a table. classes:
+    names of the labels, in order. source: the kind of reader ("table", "images", "text", or "" for arrays).
+    """
+
+    source: str = ""
+    input_shift: tuple[float, ...] = ()
+    input_scale: tuple[float, ...] = ()
+    target_shift: float = 0.0
+    target_scale: float = 1.0
+    columns: tuple[str, ...] = ()
+    target: str = ""
+    classes: tuple[str, ...] = ()
+    image_shape: tuple[int, ...] = ()
+
+    def config(self) -> dict[str, Any]:
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "Preprocessing":
+        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in config.items()})
+
+    def inputs(self, raw: Tensor) -> Tensor:
+        """Inputs [N, ...] from raw ones."""
+        if not self.input_shift:
+            return raw
+        if raw.ndim < 2 or raw.shape[1] != len(self.input_shift):
+            raise InputError(
+                f"Inputs {list(raw.shape)} given, the network was trained on {len(self.input_shift)} "
+                f"{'columns' if self.source == 'table' else 'channels'} (the second axis)."
+            )
+        shape = (1, -1, *[1] * (raw.ndim - 2))
+        raw = raw if raw.is_floating_point() else raw.float()
+        shift, scale = (
+            torch.tensor(v, dtype=raw.dtype).reshape(shape) for v in (self.input_shift, self.input_scale)
+        )
+        return ((raw - shift) / scale).float()
+
+    def targets(self, raw: Tensor) -> Tensor:
+        """Targets of a regression from raw ones."""
+        return (raw - self.target_shift) / self.target_scale
+
+
+@dataclass(frozen=True)
+class Split:
+    """Data to train on, to validate on (optional) and to be judged on."""
+
+    train: Data
+    test: Data
+    validation: Data | None = None
+    preprocessing: Preprocessing = Preprocessing()
+
+
+@dataclass(frozen=True)
+class Task:
+    """One or several splits of a data set with the meaning of its targets.
+
+    likelihood: a name or an object of ``polymode.likelihoods``. num_outputs: outputs the network needs.
+    ood: examples outside the distribution (targets are ignored). model: the network that suits the data.
+    budget: member-epochs for a first comparison.
+    """
+
+    name: str
+    splits: Sequence[Split]
+    likelihood: Any
+    num_outputs: int
+    ood: Data | None = None
+    model: str = "mlp"
+    budget: float = 50.0
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(len(self.splits) > 0, f"The task {self.name!r} has no splits.")
+
+    @property
+    def example_shape(self) -> Tree:
+        """Shape of one example's inputs."""
+        examples = next(iter(self.splits[0].train.in_order(1)))
+        return map_tree(lambda t: t.shape[1:], examples.inputs)
+
+    @property
+    def is_classification(self) -> bool:
+        kind = self.likelihood if isinstance(self.likelihood, str) else self.likelihood.kind
+        return kind == "categorical"
+
+
+ENTRIES = ("train", "test", "validation", "ood", "likelihood", "classes", "model", "budget")
+
+
+def as_task(value: Any, name: str) -> Task:
+    """Read what a user's own function returns: a ``Task``, (train, test), or a dictionary.
+
+    Each part is ``ArrayData``, a ``DataLoader``, or a pair of arrays (inputs, targets).
+    """
+    if isinstance(value, Task):
+        return value
+    if isinstance(value, tuple | list) and len(value) in (2, 3):
+        value = dict(zip(("train", "test", "ood"), value, strict=False))
+    if not isinstance(value, Mapping):
+        raise InputError(
+            f"{name} must return a Task, a pair (train, test) or a dictionary with {', '.join(ENTRIES)}; it "
+            f"returned {type(value).__name__}."
+        )
+    for key in value:
+        if key not in ENTRIES:
+            raise unknown_name(f"entry of the data from {name}", key, ENTRIES)
+    for key in ("train", "test"):
+        require(key in value, f"The data from {name} has no {key!r}; it has {', '.join(value)}.")
+    parts = {
+        key: _part(value[key], f"{key!r} of {name}")
+        for key in ("train", "test", "validation")
+        if value.get(key) is not None
+    }
+    targets = next(iter(parts["train"].in_order(1))).targets
+    likelihood = value.get("likelihood") or _likelihood_for(targets)
+    classes = tuple(map(str, value.get("classes", ())))
+    split = Split(**parts, preprocessing=Preprocessing(classes=classes))
+    others = {key: value[key] for key in ("model", "budget") if value.get(key) is not None}
+    ood = value.get("ood")
+    return Task(
+        name,
+        [split],
+        likelihood,
+        num_outputs=len(classes) or _num_outputs(parts["train"], likelihood),
+        ood=None if ood is None else _foreign(ood, f"'ood' of {name}"),
+        **others,
+    )
+
+
+def _part(value: Any, what: str) -> Data:
+    if isinstance(value, Data | DataLoader):
+        return as_data(value)
+    if isinstance(value, tuple | list) and len(value) in (2, 3):
+        weights = value[2] if len(value) == 3 else None
+        return ArrayData(value[0], value[1], weights=weights)
+    raise InputError(
+        f"{what} must be ArrayData, a DataLoader or a pair (inputs, targets), got {type(value).__name__}."
+    )
+
+
+def _foreign(value: Any, what: str) -> Data:
+    """Examples without targets are allowed here."""
+    if isinstance(value, Tensor | np.ndarray):
+        inputs = as_tree(value)
+        return ArrayData(inputs, torch.zeros(len(inputs), dtype=torch.int64))
+    return _part(value, what)
+
+
+def _likelihood_for(targets: Tensor) -> str:
+    return "gaussian" if targets.is_floating_point() else "categorical"
+
+
+def _num_outputs(data: Data, likelihood: Any) -> int:
+    kind = likelihood if isinstance(likelihood, str) else likelihood.kind
+    first = next(iter(data.in_order(1))).targets
+    if kind == "categorical":
+        if isinstance(data, ArrayData):
+            return int(data.targets.max()) + 1
+        return 1 + max(int(part.targets.max()) for part in data.in_order())
+    width = first[0].numel()
+    return 2 * width if kind == "heteroscedastic_gaussian" else width
+
+
+def standardised(
+    train: Tensor, *others: Tensor, per_channel: bool = False
+) -> tuple[list[Tensor], tuple[float, ...], tuple[float, ...]]:
+    """Arrays with the training mean subtracted, divided by its standard deviation + 1e-6.
+
+    Statistics are those of each feature (second axis); ``per_channel`` pools pixels with it. Returns the
+    arrays, the shift and the scale.
+    """
+    axes = [axis for axis in range(train.ndim) if axis != 1]
+    mean = train.double().mean(axes if per_channel else 0)
+    std = train.double().std(axes if per_channel else 0, correction=0) + 1e-6
+    shift, scale = tuple(mean.tolist()), tuple(std.tolist())
+    ready = Preprocessing(input_shift=shift, input_scale=scale)
+    return [ready.inputs(part) for part in (train, *others)], shift, scale

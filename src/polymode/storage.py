@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,14 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
         if tensor.untyped_storage().data_ptr() in seen:
             plain[name] = tensor.clone()
         seen.add(plain[name].untyped_storage().data_ptr())
-    _replace(path, lambda temporary: safetensors.torch.save_file(plain, temporary))
+
+    def write(temporary: Path) -> None:
+        try:
+            safetensors.torch.save_file(plain, temporary)
+        except safetensors.SafetensorError as error:  # it wraps the system's error
+            raise OSError(str(error)) from error
+
+    _replace(path, write)
     return checksum(path)
 
 
@@ -84,16 +92,29 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _replace(path: Path, write: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say in one sentence what a full disk or a forbidden folder means for what is there already."""
     try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be written: {error.strerror or error}. Whatever was written before is whole. "
+            "Make room, or choose another folder; a run goes on from its last checkpoint."
+        ) from error
+
+
+def _replace(path: Path, write: Any) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)  # the rename itself must survive a power cut

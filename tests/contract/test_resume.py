@@ -62,7 +62,7 @@ def kill_and_compare(method, network, folder, moments) -> int:
             time.sleep(0.0005)
         process.send_signal(signal.SIGKILL)
         kills += process.wait() == -signal.SIGKILL
-        if (disturbed / "run.json").exists():
+        if (disturbed / "posterior-0").exists():
             break
     finish(method, network, disturbed)
     assert posterior_bits(disturbed) == posterior_bits(undisturbed)
@@ -240,7 +240,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(storage.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(
+        CheckpointError, match="No space left on device. Whatever was written before is whole"
+    ):
         storage.write_json(tmp_path / "a.json", {"format_version": 1, "old": False})
     assert storage.read_json(tmp_path / "a.json", "test")["old"] is True
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]

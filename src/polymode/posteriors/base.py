@@ -29,6 +29,7 @@ from polymode.trees import Tree, leaves, length, map_tree
 
 # A block of drawn weights, and the member outputs computed at once, stay below this many bytes.
 BLOCK_BYTES = 2**28
+MANIFEST = "manifest.json"  # of the folder of a run
 
 
 @dataclass(frozen=True)
@@ -355,12 +356,17 @@ def _posterior_of_run(folder: Path) -> Path:
     """The folder of the only posterior in the folder of a run."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is missing: there is no such folder.")
-    if (folder / "checkpoint").exists() and not (folder / "run.json").exists():
+    manifest = read_json(folder / MANIFEST, "saved posterior or run")
+    if manifest.get("what") != "run":
         raise CheckpointError(
-            f"{folder} holds a run that has not ended: fit(..., run_dir={str(folder)!r}, resume=True) goes "
-            "on with it."
+            f"{folder} is not the folder of a run: its manifest is of a {manifest['what']}."
         )
-    names = read_json(folder / "run.json", "saved posterior or run")["posteriors"]
+    if manifest["status"] != "finished":
+        raise CheckpointError(
+            f"{folder} holds a run that has not ended: fit(..., run_dir={str(folder)!r}, resume=True), or "
+            "the command that began it, goes on with it."
+        )
+    names = manifest["posteriors"]
     if len(names) != 1:
         raise CheckpointError(f"{folder} holds {len(names)} posteriors; load one of them: {names}.")
     return folder / names[0]

@@ -1,5 +1,7 @@
 """Training: the contract of a method and the one loop that runs it."""
 
+from polymode.training.epoch import Epoch
+from polymode.training.events import epochs_of, read_events
 from polymode.training.fit import fit
 from polymode.training.method import (
     KeepBest,
@@ -13,7 +15,6 @@ from polymode.training.method import (
 )
 from polymode.training.objective import Objective
 from polymode.training.optimizers import MemberOptimizer, Optimizer, clip_each
-from polymode.training.run import Epoch
 from polymode.training.state import State
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "check_options",
     "clip_each",
     "descend",
+    "epochs_of",
     "fit",
     "keep_rule",
+    "read_events",
 ]

@@ -1,6 +1,6 @@
 """``fit``: the one way to train. It alone owns the device, the clock, checkpoints and the budget."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack, overload
@@ -10,15 +10,17 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from polymode.data import Data, as_data
-from polymode.errors import InputError, require, unknown_name
+from polymode.errors import CheckpointError, InputError, require, unknown_name
 from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.posteriors import Particles, Posterior, merge
-from polymode.posteriors.base import Network
+from polymode.posteriors.base import MANIFEST, Network
 from polymode.surgery import Model
 from polymode.training.backends import AnyBackend
+from polymode.training.epoch import Epoch
 from polymode.training.method import Method
 from polymode.training.objective import Precision
-from polymode.training.run import Epoch, Run
+from polymode.training.progress import Reporter, reporter_for
+from polymode.training.run import Run
 from polymode.training.setup import Job
 
 AnyData = Data | DataLoader
@@ -39,8 +41,10 @@ class Options(TypedDict, total=False):
     shared_order: bool
     extend: Posterior | None
     observer: Callable[[Epoch], None] | None
-    progress: bool
+    progress: bool | Reporter
     checkpoint_seconds: float
+    title: str
+    options: Mapping[str, Any] | None
 
 
 @overload
@@ -66,8 +70,10 @@ def fit(
     shared_order: bool = False,
     extend: Posterior | None = None,
     observer: Callable[[Epoch], None] | None = None,
-    progress: bool = True,
+    progress: bool | Reporter = True,
     checkpoint_seconds: float = 60.0,
+    title: str = "",
+    options: Mapping[str, Any] | None = None,
 ) -> Posterior | list[Posterior]:
     """Fit a method to data and return its posterior; a list of data sets gives a list of posteriors.
 
@@ -79,15 +85,16 @@ def fit(
         ``polymode.likelihoods`` with options.
     epochs: epochs of each chain. validation: held-out data, needed by ``keep="best"``.
     seed: determines everything; a list gives each data set its own.
-    run_dir: folder for checkpoints and the finished posterior; with ``resume=True`` an interrupted
-        run goes on to the same bits, a finished one is read back.
+    run_dir: folder for the manifest, the event log, checkpoints and the finished posterior; with
+        ``resume=True`` an interrupted run goes on to the same bits, a finished one is read back.
     device: where to train; the module's own, or the CPU for a factory, unless given.
     backend: "vmap", "loop", or "auto" to measure both on the first batch and take the faster.
     precision: "bfloat16" runs the forward pass in mixed precision where the device has it.
     shared_order: all chains see one order of the data instead of their own.
     extend: a finished ensemble to which the new chains are added.
-    observer: called with an ``Epoch`` after every epoch. progress: show a bar on a terminal.
-    checkpoint_seconds: least time between two checkpoints; one is also written when an observer raises.
+    observer: called with an ``Epoch`` after every epoch. progress: a bar on a terminal, or a ``Reporter``.
+    checkpoint_seconds: least time between two checkpoints; one is also written on Ctrl-C and when an
+        observer raises. title: the run's name in the progress. options: JSON values for the run's manifest.
     """
     _check_kinds(method, run_dir, observer, extend)
     many = isinstance(data, list | tuple)
@@ -109,10 +116,12 @@ def fit(
     )
     _check_precision(precision, job.device)
     folder = _run_folder(run_dir, resume=resume)
-    run = Run(job, folder)
+    run = Run(job, folder, title, options)
     if extend is not None:
         _check_extension(extend, run.problem.network)
-    posteriors = run.execute(backend, observer, show=progress, checkpoint_seconds=checkpoint_seconds)
+    posteriors = run.execute(
+        backend, observer, reporter=reporter_for(progress), checkpoint_seconds=checkpoint_seconds
+    )
     if extend is not None:
         posteriors = [_extended(extend, posteriors[0])]
     return posteriors if many else posteriors[0]
@@ -214,5 +223,11 @@ def _run_folder(run_dir: str | Path | None, *, resume: bool) -> Path | None:
     if not resume and folder.exists() and any(folder.iterdir()):
         raise InputError(
             f"{folder} is not empty. Pass resume=True to go on with the run in it, or choose another run_dir."
+        )
+    visible = [p for p in folder.iterdir() if not p.name.startswith(".")] if folder.exists() else []
+    if visible and not (folder / MANIFEST).exists():
+        raise CheckpointError(
+            f"{folder} is not the folder of a run: it has no {MANIFEST}, but {visible[0].name}. Choose "
+            "another run_dir."
         )
     return folder

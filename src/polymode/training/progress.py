@@ -1,40 +1,162 @@
-"""Progress of a run: a bar on a terminal, silence elsewhere."""
+"""Progress of runs: nested bars on a terminal, plain lines or JSON lines elsewhere, or silence."""
 
+import json
 import sys
-from types import TracebackType
-from typing import Self
+import time
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+# How often a bar moves within an epoch, and a line is printed, at most.
+BAR_SECONDS, LINE_SECONDS = 0.1, 5.0
 
 
-class ProgressBar:
-    """Epochs of all phases as one bar, with the phase, the mean loss and the time that remains."""
+class Reporter(Protocol):
+    """What a run tells while it goes on; ``epochs`` counts those done, with the fraction of the present."""
 
-    def __init__(self, title: str, num_epochs: int, *, show: bool) -> None:
-        self._progress = Progress(
+    def begin(self, title: str, num_epochs: int) -> None: ...
+
+    def advance(self, epochs: float, detail: str) -> None: ...
+
+    def end(self, title: str) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def begin(self, title: str, num_epochs: int) -> None: ...
+
+    def advance(self, epochs: float, detail: str) -> None: ...
+
+    def end(self, title: str) -> None: ...
+
+    def say(self, message: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Bars:
+    """A bar for the run and, with ``num_runs``, one above it for all runs, with the time that remains."""
+
+    def __init__(self, num_runs: int = 0) -> None:
+        self.progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:.0f}/{task.total:.0f} epochs"),
-            TextColumn("{task.fields[detail]}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.completed:.3g}/{task.total:.0f} {task.fields[unit]}"),
+            TimeElapsedColumn(),
+            TextColumn("eta"),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[detail]}"),
             console=Console(stderr=True),
-            disable=not (show and sys.stderr.isatty()),
             transient=True,
         )
-        self._task = self._progress.add_task(title, total=num_epochs, detail="")
+        self._runs = None
+        if num_runs:
+            self._runs = self.progress.add_task("all runs", total=num_runs, unit="runs", detail="")
+        self._task: Any = None
+        self._total, self._done = 1, 0
+        self._next = 0.0
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
+    def begin(self, title: str, num_epochs: int) -> None:
+        self.progress.start()
+        self._total = num_epochs
+        self._task = self.progress.add_task(title, total=num_epochs, unit="epochs", detail="")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
+    def advance(self, epochs: float, detail: str) -> None:
+        now = time.monotonic()
+        if now < self._next and epochs < self._total:
+            return
+        self._next = now + BAR_SECONDS
+        self.progress.update(self._task, completed=epochs, detail=detail)
+        if self._runs is not None:
+            self.progress.update(self._runs, completed=self._done + epochs / self._total)
 
-    def update(self, epochs: float, detail: str) -> None:
-        self._progress.update(self._task, completed=epochs, detail=detail)
+    def end(self, title: str) -> None:
+        self._done += 1
+        if self._task is not None:
+            self.progress.remove_task(self._task)
+            self._task = None
+        if self._runs is None:
+            self.progress.stop()
+        else:
+            self.progress.update(self._runs, completed=self._done)
+
+    def say(self, message: str) -> None:
+        self.progress.console.print(message, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+class Lines:
+    """Plain lines, at most one every few seconds, for logs and pipes."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self._title, self._total = "", 1
+        self._began = self._next = 0.0
+
+    def begin(self, title: str, num_epochs: int) -> None:
+        self._title, self._total = title, num_epochs
+        self._began = time.monotonic()
+        self._next = self._began + LINE_SECONDS
+        self.say(f"{title}: begins, {num_epochs} epochs")
+
+    def advance(self, epochs: float, detail: str) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + LINE_SECONDS
+            remaining = (now - self._began) * (self._total - epochs) / max(epochs, 1e-9)
+            self.say(f"{self._title}: epoch {epochs:.1f}/{self._total}, {detail}, eta {remaining:.0f} s")
+
+    def end(self, title: str) -> None:
+        self.say(f"{title}: done in {time.monotonic() - self._began:.1f} s")
+
+    def say(self, message: str) -> None:
+        print(message, file=self.stream, flush=True)
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object a line: for programs that watch."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self._title, self._total = "", 1
+        self._next = 0.0
+
+    def begin(self, title: str, num_epochs: int) -> None:
+        self._title, self._total = title, num_epochs
+        self._write(progress="begin", run=title, num_epochs=num_epochs)
+
+    def advance(self, epochs: float, detail: str) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + LINE_SECONDS
+            self._write(
+                progress="epoch", run=self._title, epochs=epochs, num_epochs=self._total, detail=detail
+            )
+
+    def end(self, title: str) -> None:
+        self._write(progress="end", run=title)
+
+    def say(self, message: str) -> None:
+        self._write(message=message)
+
+    def _write(self, **content: Any) -> None:
+        print(json.dumps(content), file=self.stream, flush=True)
+
+    def close(self) -> None: ...
+
+
+def reporter_for(show: bool | Reporter) -> Reporter:
+    """The reporter that ``fit(progress=...)`` means: a bar on a terminal, silence elsewhere."""
+    if not isinstance(show, bool):
+        return show
+    return Bars() if show and sys.stderr.isatty() else Silent()

@@ -1,12 +1,11 @@
 """A run: phases, epochs and steps over the state, from any position to the end."""
 
 import math
-import platform
-import shutil
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,33 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode._version import __version__
 from polymode.errors import InputError, NonFiniteLoss
 from polymode.posteriors import Posterior, load_posterior, merge
 from polymode.schedules import Progress
 from polymode.seeds import derive_seed, global_seed
-from polymode.storage import FORMAT_VERSION, read_json, write_json
 from polymode.training.backends import AnyBackend, choose_backend
-from polymode.training.checkpoint import Checkpoints, check_signature
+from polymode.training.epoch import Epoch
+from polymode.training.folder import RunFolder, versions
+from polymode.training.interruption import Interruption
 from polymode.training.method import Phase, build_optimizers
-from polymode.training.progress import ProgressBar
+from polymode.training.progress import Reporter
 from polymode.training.setup import Job, set_up
 from polymode.training.validation import keep_better, take_best, validate
-
-# Written last: a folder that holds it is a run that came to its end.
-FINISHED = "run.json"
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What an observer is told at the end of every epoch; losses and scores are [M]."""
-
-    phase: str
-    epoch: int
-    losses: Tensor
-    validation: dict[str, Tensor]
-    labels: Tensor
-    rate: float
 
 
 @dataclass
@@ -53,22 +37,33 @@ class Position:
     epochs_done: int = 0
     entered: bool = False
 
+    @property
+    def number(self) -> int:
+        """A number that grows with every step."""
+        return self.epochs_done * 1_000_000 + self.step
+
 
 class Run:
     """One run of a job; ``execute`` takes it from its newest checkpoint, or the start, to the end."""
 
-    def __init__(self, job: Job, folder: Path | None) -> None:
+    def __init__(
+        self, job: Job, folder: Path | None, title: str = "", options: Mapping[str, Any] | None = None
+    ) -> None:
         self.job, self.folder = job, folder
+        self.title = title or job.method.name
+        self.options = options or {}
         self.began = time.perf_counter()
         made = set_up(job, folder)
         self.made, self.problem, self.batches = made, made.problem, made.batches
         self.phases, self.state = made.phases, made.state
         self.position = Position()
         self.rate = 1.0  # the schedule's factor at the latest step
+        self.loss = math.nan  # mean over members of the latest epoch's losses
         self.losses: list[Tensor] = []  # of the epoch's steps so far, [M] each
         self.history: list[dict[str, Any]] = []
         self.record: dict[str, Any] = {}
-        self.seconds = 0.0  # of training, in all sessions
+        self.seconds = self.earlier = 0.0  # of training, in all sessions and in those before this one
+        self.num_epochs = sum(phase.epochs for phase in self.phases)
         self.signature = {} if folder is None else job.signature(made.problem.network, made.owned)
 
     def execute(
@@ -76,43 +71,60 @@ class Run:
         backend: AnyBackend,
         observer: Callable[[Epoch], None] | None,
         *,
-        show: bool,
+        reporter: Reporter,
         checkpoint_seconds: float,
     ) -> list[Posterior]:
-        checkpoints = None
-        if self.folder is not None:
-            checkpoints = Checkpoints(self.folder / "checkpoint", self.signature)
-            if (self.folder / FINISHED).exists():
-                return self._read_back(self.folder)
-        if checkpoints is not None and checkpoints.exist:
-            self._restore(checkpoints.load())
+        """Train from wherever the run stands to its end; with a folder, nothing done is ever lost."""
+        folder = None if self.folder is None else RunFolder(self.folder, self.signature, self.options)
+        if folder is not None and folder.is_finished:
+            return [load_posterior(path, self.job.model) for path in folder.posteriors()]
+        if folder is not None and folder.checkpoints.exist:
+            self._restore(folder.checkpoints.load())
+            folder.began(self.record, "resume", epochs_done=self.position.epochs_done)
         else:
             self._choose_backend(backend)
-            if checkpoints is not None:
-                self._save(checkpoints)
-        earlier, began, saved_at = self.seconds, time.perf_counter(), time.monotonic()
-        total = sum(phase.epochs for phase in self.phases)
-        with ProgressBar(self.job.method.name, total, show=show) as bar:
-            for epoch in self._train():
-                self.seconds = earlier + time.perf_counter() - began
-                try:
-                    if epoch is not None:
-                        loss = epoch.losses.nanmean().item()
-                        bar.update(self.position.epochs_done, f"{epoch.phase} loss {loss:.4g}")
-                        if observer is not None:
-                            observer(epoch)
-                except BaseException:
-                    if checkpoints is not None:  # between steps the state is whole: nothing is lost
-                        self._save(checkpoints)
-                    raise
-                if checkpoints is not None and time.monotonic() - saved_at >= checkpoint_seconds:
-                    self._save(checkpoints)
-                    saved_at = time.monotonic()
-        self.record["total_seconds"] = round(earlier + time.perf_counter() - self.began, 3)
+            if folder is not None:
+                folder.began(self.record, "begin")
+                folder.save(self.position.number, self._content())
+        reporter.begin(self.title, self.num_epochs)
+        try:
+            with Interruption() if folder is not None else nullcontext() as interruption:
+                self._train_on(folder, observer, reporter, interruption, checkpoint_seconds)
+        finally:
+            reporter.end(self.title)
+        self.record["total_seconds"] = round(self.earlier + time.perf_counter() - self.began, 3)
         posteriors = self.posteriors()
-        if self.folder is not None:
-            self._finish(self.folder, posteriors)
+        if folder is not None:
+            folder.finish(posteriors)
         return posteriors
+
+    def _train_on(
+        self,
+        folder: RunFolder | None,
+        observer: Callable[[Epoch], None] | None,
+        reporter: Reporter,
+        interruption: Interruption | None,
+        checkpoint_seconds: float,
+    ) -> None:
+        self.earlier, began, saved_at = self.seconds, time.perf_counter(), time.monotonic()
+        for epoch in self._train():
+            self.seconds = self.earlier + time.perf_counter() - began
+            try:
+                self._report(reporter)
+                if epoch is not None:
+                    if folder is not None:
+                        folder.log_epoch(epoch, self.position.epochs_done)
+                    if observer is not None:
+                        observer(epoch)
+                if interruption is not None:
+                    interruption.check()
+            except BaseException:
+                if folder is not None:  # between steps the state is whole: nothing is lost
+                    folder.save(self.position.number, self._content())
+                raise
+            if folder is not None and time.monotonic() - saved_at >= checkpoint_seconds:
+                folder.save(self.position.number, self._content())
+                saved_at = time.monotonic()
 
     def _choose_backend(self, wanted: AnyBackend) -> None:
         began = time.perf_counter()
@@ -198,8 +210,29 @@ class Run:
             {"phase": phase.name, "epoch": position.epoch, "loss": losses.mean().item()}
             | {f"validation_{name}": score.mean().item() for name, score in scores.items()}
         )
-        labels = self.state.members.labels
-        return Epoch(phase.name, position.epoch, losses, scores, labels, self.rate)
+        self.loss = losses.nanmean().item()
+        return Epoch(
+            phase.name,
+            position.epoch,
+            losses,
+            scores,
+            self.state.members.labels,
+            self.rate,
+            {name: optimizer.spec.lr * self.rate for name, optimizer in self.state.optimizers.items()},
+        )
+
+    def _report(self, reporter: Reporter) -> None:
+        """Tell how far the run is: epochs with the fraction of the present one, members, the latest loss."""
+        position, fraction = self.position, 0.0
+        if position.step:
+            phase = self.phases[position.phase]
+            longest = self.batches.steps_per_epoch(self.batches.cohorts[0], phase.batches)
+            fraction = min(1.0, position.step / longest)
+        count = self.state.members.num_members
+        detail = f"{count} member{'s' if count > 1 else ''}"
+        if math.isfinite(self.loss):
+            detail += f", loss {self.loss:.4g}"
+        reporter.advance(position.epochs_done + fraction, detail)
 
     def _located(self, error: NonFiniteLoss, phase: Phase) -> NonFiniteLoss:
         located = NonFiniteLoss(
@@ -247,8 +280,9 @@ class Run:
             "history": self.history,
         }
 
-    def _save(self, checkpoints: Checkpoints) -> None:
-        content = {
+    def _content(self) -> dict[str, Any]:
+        """All that a checkpoint holds."""
+        return {
             "position": asdict(self.position),
             "state": self.state.snapshot(),
             "losses": torch.stack(self.losses) if self.losses else None,
@@ -258,7 +292,6 @@ class Run:
             "seconds": self.seconds,
             "threads": torch.get_num_threads(),
         }
-        checkpoints.save(self.position.epochs_done * 1_000_000 + self.position.step, content)
 
     def _restore(self, content: dict[str, Any]) -> None:
         self.position = Position(**content["position"])
@@ -278,20 +311,6 @@ class Run:
                 stacklevel=4,
             )
 
-    def _finish(self, folder: Path, posteriors: Sequence[Posterior]) -> None:
-        names = [f"posterior-{index}" for index in range(len(posteriors))]
-        for name, posterior in zip(names, posteriors, strict=True):
-            posterior.save(folder / name)
-        content = {"what": "finished run", "signature": self.signature, "posteriors": names}
-        write_json(folder / FINISHED, {"format_version": FORMAT_VERSION} | content)
-        shutil.rmtree(folder / "checkpoint")  # all of it is in the posteriors now
-
-    def _read_back(self, folder: Path) -> list[Posterior]:
-        """The posteriors of a run that is finished already."""
-        content = read_json(folder / FINISHED, "finished run")
-        check_signature(content["signature"], self.signature, f"The finished run in {folder}")
-        return [load_posterior(folder / name, self.job.model) for name in content["posteriors"]]
-
 
 def peak_memory(device: torch.device) -> int:
     """Most bytes in use so far: of the device, or of this whole process (0 where it cannot be told)."""
@@ -303,12 +322,3 @@ def peak_memory(device: torch.device) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts kilobytes
-
-
-def versions() -> dict[str, str]:
-    """Versions that a result depends on."""
-    return {
-        "polymode": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }

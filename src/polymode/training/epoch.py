@@ -1,0 +1,22 @@
+"""What is known at the end of an epoch."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What an observer is told at the end of every epoch; losses and validation scores are [M].
+
+    labels: [M, 3], data set, chain and member. rate: the schedule's factor at the last step.
+    learning_rates: of each optimiser, with that factor.
+    """
+
+    phase: str
+    epoch: int
+    losses: Tensor
+    validation: dict[str, Tensor]
+    labels: Tensor
+    rate: float
+    learning_rates: dict[str, float]

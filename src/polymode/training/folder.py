@@ -1,0 +1,124 @@
+"""The folder of a run: manifest, event log, checkpoints, finished posteriors. All JSON and safetensors.
+
+``manifest.json`` is written when the run begins and again when it ends (``status``: running, finished);
+``events.jsonl`` only grows; ``checkpoint/`` is removed when all of it is in the posteriors.
+"""
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polymode._version import __version__
+from polymode.posteriors import Posterior
+from polymode.posteriors.base import MANIFEST
+from polymode.storage import FORMAT_VERSION, read_json, write_json
+from polymode.training.checkpoint import Checkpoints, check_signature
+from polymode.training.epoch import Epoch
+from polymode.training.events import EventLog
+
+
+class RunFolder:
+    """One run on disk.
+
+    signature: what must be the same for the run to go on. options: what the caller was asked to do, kept in
+    the manifest as it is.
+    """
+
+    def __init__(self, path: Path, signature: dict[str, Any], options: Mapping[str, Any]) -> None:
+        self.path, self.signature, self.options = path, signature, dict(options)
+        self.checkpoints = Checkpoints(path / "checkpoint", signature)
+        self.events = EventLog(path)
+        self._record: dict[str, Any] = {}
+        self._labels: list[list[int]] = []
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has come to its end; a folder of another run is an error."""
+        if not (self.path / MANIFEST).exists():
+            return False
+        manifest = read_json(self.path / MANIFEST, "run")
+        check_signature(manifest["signature"], self.signature, f"The run in {self.path}")
+        return manifest["status"] == "finished"
+
+    def posteriors(self) -> Iterator[Path]:
+        """The folders of the finished posteriors, one a data set."""
+        for name in read_json(self.path / MANIFEST, "run")["posteriors"]:
+            yield self.path / name
+
+    def began(self, record: dict[str, Any], event: str, **content: Any) -> None:
+        """Write down that the run begins or goes on, with what is known of it so far."""
+        self._record = record
+        self._write_manifest(status="running")
+        self.events.write(event, versions=versions(), hardware=hardware(), **content)
+
+    def save(self, number: int, content: dict[str, Any]) -> None:
+        self.checkpoints.save(number, content)
+
+    def log_epoch(self, epoch: Epoch, epochs_done: int) -> None:
+        labels = epoch.labels.tolist()
+        if labels != self._labels:  # which data set, chain and member each number below belongs to
+            self._labels = labels
+            self.events.write("members", labels=labels)
+        self.events.write(
+            "epoch",
+            epochs_done=epochs_done,
+            phase=epoch.phase,
+            epoch=epoch.epoch,
+            learning_rates=epoch.learning_rates,
+            losses=epoch.losses.tolist(),
+            validation={name: scores.tolist() for name, scores in epoch.validation.items()},
+        )
+
+    def finish(self, posteriors: Sequence[Posterior]) -> None:
+        names = [f"posterior-{index}" for index in range(len(posteriors))]
+        for name, posterior in zip(names, posteriors, strict=True):
+            shutil.rmtree(self.path / name, ignore_errors=True)  # of an ending that was cut
+            posterior.save(self.path / name)
+        spent = [
+            {key: posterior.record[key] for key in ("member_epochs", "training_seconds", "peak_memory_mb")}
+            for posterior in posteriors
+        ]
+        self._write_manifest(status="finished", posteriors=names, spent=spent)
+        self.events.write("end", spent=spent)
+        shutil.rmtree(self.path / "checkpoint")  # all of it is in the posteriors now
+
+    def _write_manifest(self, **content: Any) -> None:
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "what": "run",
+            "options": self.options,
+            "method": self.signature["method"],
+            "seeds": self.signature["seeds"],
+            "record": self._record,
+            "versions": versions(),
+            "hardware": hardware(),
+            "signature": self.signature,
+        }
+        write_json(self.path / MANIFEST, manifest | content)
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    return {
+        "polymode": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, in a few words."""
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cuda": devices,
+    }

@@ -1,0 +1,180 @@
+"""The folder of a run: what is written when, what a reader without polymode finds, what is refused."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import polymode as pm
+from polymode.errors import CheckpointError
+from polymode.training import epochs_of, read_events
+from polymode.training.events import EventLog
+from polymode.training.interruption import Interruption
+
+X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+DATA = pm.ArrayData(X, (X.sum(1) > 0).long(), batch_size=20)
+
+
+def fit(folder, epochs=3, **options):
+    options = {"progress": False, "backend": "loop", "run_dir": folder, "likelihood": "categorical"} | options
+    return pm.fit(
+        pm.methods.DeepEnsemble(2, of=pm.methods.Single(schedule=pm.schedules.Cosine())),
+        lambda: pm.models.MLP(3, 2, (4,)),
+        DATA,
+        epochs=epochs,
+        **options,
+    )
+
+
+def test_a_finished_folder_reads_without_polymode(tmp_path):
+    posterior = fit(tmp_path, validation=DATA, options={"data": "mine", "epochs": 3})
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["status"] == "finished"
+    assert manifest["options"] == {"data": "mine", "epochs": 3}
+    assert manifest["method"]["of"]["schedule"] == {"type": "Cosine", "final": 0.0}
+    assert manifest["spent"][0]["member_epochs"] == 6
+    assert manifest["record"]["backend"] == "loop"
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert manifest["hardware"]["cpus"] == os.cpu_count()
+    assert len(manifest["signature"]["data"][0]) == 64
+    stored = load_file(tmp_path / "posterior-0" / "members-00000.safetensors")
+    drawn = next(iter(posterior.draw()))
+    assert any(torch.equal(t, drawn.stacked["1.weight"]) for t in stored.values())
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_events_hold_loss_rate_and_validation_of_every_epoch_and_member(tmp_path):
+    seen = []
+    fit(tmp_path, validation=DATA, observer=seen.append)
+    kinds = [event["event"] for event in read_events(tmp_path)]
+    assert kinds == ["begin", "members", "epoch", "epoch", "epoch", "end"]
+    labels = next(e for e in read_events(tmp_path) if e["event"] == "members")["labels"]
+    assert labels == [[0, 0, 0], [0, 1, 0]]
+    for event, epoch in zip(epochs_of(tmp_path), seen, strict=True):
+        assert event["losses"] == pytest.approx(epoch.losses.tolist(), rel=1e-5)
+        assert event["validation"]["nll"] == pytest.approx(epoch.validation["nll"].tolist(), rel=1e-5)
+        assert event["learning_rates"]["all"] == pytest.approx(1e-3 * epoch.rate, rel=1e-5)
+    assert seen[0].rate > seen[2].rate > 0
+
+
+def test_a_torn_last_line_spoils_nothing(tmp_path):
+    log = EventLog(tmp_path)
+    log.write("epoch", epochs_done=1, losses=[float("nan"), 1.0])
+    with log.path.open("a") as file:
+        file.write('{"event": "epoch", "epochs_do')  # a kill in the middle of a write
+    log.write("epoch", epochs_done=2)
+    log.write("epoch", epochs_done=2, again=True)
+    assert [e["epochs_done"] for e in read_events(tmp_path)] == [1, 2, 2]
+    assert epochs_of(tmp_path)[0]["losses"] == [None, 1.0]
+    assert epochs_of(tmp_path)[1]["again"] is True
+    with pytest.raises(CheckpointError, match="is not the folder of a run"):
+        list(read_events(tmp_path / "elsewhere"))
+
+
+def test_ctrl_c_ends_between_steps_and_the_run_goes_on_to_the_same_bits(tmp_path):
+    undisturbed = fit(tmp_path / "undisturbed", epochs=4)
+
+    def interrupt(epoch):
+        if epoch.epoch == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run", epochs=4, observer=interrupt)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "running"
+    again = fit(tmp_path / "run", epochs=4, resume=True)
+    for a, b in zip(undisturbed.draw(), again.draw(), strict=True):
+        assert all(torch.equal(t, b.stacked[name]) for name, t in a.stacked.items())
+    assert [e["epochs_done"] for e in read_events(tmp_path / "run") if e["event"] == "epoch"] == [1, 2, 3, 4]
+    assert "resume" in [e["event"] for e in read_events(tmp_path / "run")]
+
+
+def interrupt_twice():
+    with Interruption() as interruption:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        assert interruption.asked
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_twice()
+    assert time.monotonic() - began < 4
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_signals_are_left_alone_outside_the_main_thread(tmp_path):
+    failures = []
+
+    def work():
+        try:
+            fit(tmp_path, epochs=1)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is not the folder of a run: it has no manifest.json, but notes.txt"),
+        ('{"format_version": 1, "what": "run", "sta', "manifest.json is damaged"),
+        ('{"any": "thing"}', "is not a run of polymode"),
+        ('{"format_version": 99, "what": "run"}', "has format 99, this polymode reads up to"),
+    ],
+)
+def test_foreign_damaged_and_newer_folders_are_refused(tmp_path, content, message):
+    (tmp_path / "notes.txt").write_text("mine")
+    if content is not None:
+        (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        fit(tmp_path, resume=True)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_the_folder_of_another_run_is_refused(tmp_path):
+    fit(tmp_path)
+    with pytest.raises(CheckpointError, match="belongs to another run: its epochs is 3, now it is 5"):
+        fit(tmp_path, epochs=5, resume=True)
+
+
+FULL = """
+import resource, sys, torch, polymode as pm
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+pm.fit(pm.methods.Single(), lambda: pm.models.MLP(64, 2, (256,)), pm.ArrayData(x, (x.sum(1) > 0).long()),
+       likelihood="categorical", epochs=3, run_dir=sys.argv[1], resume=True, checkpoint_seconds=0,
+       progress=False, backend="loop")
+"""
+
+
+def test_no_room_for_a_checkpoint_is_said_and_nothing_earlier_is_lost(tmp_path):
+    """A limit on the size of files is the closest thing to a full disk that needs no rights."""
+
+    def run(limit):
+        command = [sys.executable, "-c", FULL, str(tmp_path), str(limit)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    full = run(100_000)
+    assert full.returncode != 0
+    assert "cannot be written" in full.stderr
+    assert "Whatever was written before is whole" in full.stderr
+    assert not list(tmp_path.rglob("*.partial"))
+    assert run(resource.RLIM_INFINITY).returncode == 0
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["status"] == "finished"

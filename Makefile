@@ -7,17 +7,19 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: compare test check unit slow benchmark format clean
+.PHONY: install compare test check unit slow benchmark format clean
 
 compare: $(STAMP)
-	$(BIN)/python examples/digits.py
+	$(BIN)/python -m polymode compare
 
 test: check unit
+
+install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,examples]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,all]'
 	touch $(STAMP)
 
 check: $(STAMP)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import polymode as pm
 from polymode.models import MLP, MediumCNN, SmallCNN, resnet20, resnet32, resnet56
 from polymode.surgery import normalisation_and_bias_names
 
@@ -50,3 +51,42 @@ def test_names_without_decay():
     assert "blocks.3.shortcut.1.weight" in names
     assert "classifier.bias" in names
     assert not names & {"conv.weight", "classifier.weight", "blocks.3.shortcut.0.weight"}
+
+
+def test_networks_by_name_fit_the_examples():
+    from polymode.models import MODELS, make_model
+
+    for name, architecture in MODELS.items():
+        shape = {"table": (7,), "images": (3, 32, 32), "tokens": (9,)}[architecture.takes]
+        examples = torch.randint(1, 50, (2, 9)) if architecture.takes == "tokens" else torch.randn(2, *shape)
+        module = make_model(name, shape, 4, {})()
+        assert module.eval()(examples).shape == (2, 4)
+    assert make_model("mlp", (7,), 4, {"hidden": [3]})()[1].weight.shape == (3, 7)
+    assert make_model("smallcnn", (1, 8, 8), 8, {})().classifier.weight.shape == (8, 32)
+
+
+def test_padding_does_not_change_a_bag_of_words():
+    module = pm.models.MeanEmbedding(2, vocabulary=10)
+    padded = module(torch.tensor([[0, 0, 3, 5]]))
+    torch.testing.assert_close(padded, module(torch.tensor([[3, 5]])))
+    assert bool(module(torch.zeros(1, 4, dtype=torch.int64)).isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "options", "message"),
+    [
+        ("smalcnn", (3, 8, 8), {}, r"Did you mean 'smallcnn'.*package.module:callable"),
+        ("smallcnn", (7,), {}, r"takes images .* these examples are \[7\]"),
+        ("smallcnn", (3, 8, 10), {}, "square images, these are 8×10"),
+        ("mlp", (7,), {"hiden": [3]}, "Unknown option of the model mlp 'hiden'. Did you mean 'hidden'"),
+        ("mlp", {"a": (3,)}, {}, "several inputs"),
+        ("nowhere.at_all:build", (7,), {}, "there is no module 'nowhere'"),
+        ("torch.nn:Linaer", (7,), {}, "Did you mean 'Linear'"),
+        ("math:pi", (7,), {}, "math:pi is a float"),
+    ],
+)
+def test_networks_that_do_not_fit_are_refused(spec, shape, options, message):
+    from polymode.models import make_model
+
+    with pytest.raises(pm.errors.InputError, match=message):
+        make_model(spec, shape, 2, options)

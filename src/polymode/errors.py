@@ -12,6 +12,10 @@ class InputError(PolymodeError, ValueError):
     """An argument, a data set or a module that cannot be used as given."""
 
 
+class UnknownName(InputError):
+    """A name that is not in the list it should be in."""
+
+
 class NeedsData(PolymodeError):
     """A posterior whose draws need data was asked to draw without it."""
 
@@ -47,10 +51,10 @@ def require(condition: bool, message: str) -> None:
         raise InputError(message)
 
 
-def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> InputError:
+def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> UnknownName:
     """Build the error for a name that is not in a list, with the nearest one that is."""
     allowed = sorted(allowed)
     by_lower = {candidate.lower(): candidate for candidate in allowed}
     nearest = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
     hint = f" Did you mean {by_lower[nearest[0]]!r}?" if nearest else ""
-    return InputError(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(allowed)}.")
+    return UnknownName(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(allowed)}.")

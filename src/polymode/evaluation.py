@@ -1,5 +1,7 @@
 """``evaluate``: the scores of a posterior on test data, in one dictionary."""
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from polymode.predictive import (
     BernoulliPredictive,
     CategoricalPredictive,
     GaussianPredictive,
+    Predictive,
     labelled,
 )
 from polymode.trees import Tree, map_tree
@@ -32,18 +35,52 @@ def evaluate(
     reference: Tensor | None = None,
     num_members: int | None = None,
     generator: torch.Generator | None = None,
+    target_scale: float = 1.0,
 ) -> dict[str, float]:
     """Score a posterior on ``data``; the keys depend on the likelihood and on what is given.
 
     ood: data (its targets are ignored) or inputs outside the distribution. reference: probabilities [N, C]
         of another predictive, such as that of HMC, for the same points. Both need a categorical likelihood.
+    target_scale: what targets of a regression were divided by; scores are in the units they had before.
 
     Classes: accuracy, nll, brier, ece, mce, aurc, mutual_information, top5, and where asked for
     ood_<score>_<auroc|aupr|fpr95>, agreement, total_variation; tokens that are ignored do not count.
     Bernoulli: accuracy, nll (summed over an example's labels). Gaussians: rmse, log_density, coverage90,
     coverage95, mean_std. Sample weights do not count here.
     """
-    inputs, targets = _arrays(as_data(data))
+    return evaluated(
+        posterior,
+        data,
+        ood=ood,
+        reference=reference,
+        num_members=num_members,
+        generator=generator,
+        target_scale=target_scale,
+    ).scores
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores with the predictives they are about; foreign: of the points outside the distribution."""
+
+    scores: dict[str, float]
+    predictive: Predictive
+    targets: Tensor
+    foreign: CategoricalPredictive | None = None
+
+
+def evaluated(
+    posterior: Posterior,
+    data: Any,
+    *,
+    ood: Any = None,
+    reference: Tensor | None = None,
+    num_members: int | None = None,
+    generator: torch.Generator | None = None,
+    target_scale: float = 1.0,
+) -> Evaluation:
+    """Score as ``evaluate`` does, and keep what was predicted."""
+    inputs, targets = arrays_of(as_data(data))
     likelihood = posterior.network.likelihood
     if not isinstance(likelihood, Categorical) and (ood is not None or reference is not None):
         raise InputError(f"ood= and reference= need a categorical likelihood, this is {likelihood.kind!r}.")
@@ -59,14 +96,17 @@ def evaluate(
     levels = LEVELS if isinstance(likelihood, Gaussian) else ()
     predictive = posterior.predict(inputs, num_members, same_draws(), quantiles=levels)
     if isinstance(predictive, GaussianPredictive):
-        return _regression(predictive, targets, log_prob)
+        scores = _regression(predictive, targets, log_prob, target_scale)
+        return Evaluation(scores, predictive, targets)
     if isinstance(predictive, BernoulliPredictive):
         wrong = predictive.labels.cpu().reshape(targets.shape) != (targets.cpu() > 0.5)
-        return {"accuracy": 1 - wrong.double().mean().item(), "nll": -log_prob.double().mean().item()}
+        scores = {"accuracy": 1 - wrong.double().mean().item(), "nll": -log_prob.double().mean().item()}
+        return Evaluation(scores, predictive, targets)
     assert isinstance(likelihood, Categorical)
     observed = likelihood.observed(targets).to(log_prob.device)
     scores = _classification(predictive, targets, likelihood.ignore_index)
     scores["nll"] = -log_prob.double()[observed].mean().item()  # in logarithms: no underflow
+    foreign = None
     if ood is not None:
         foreign = posterior.predict(_inputs(ood), num_members, same_draws())
         assert isinstance(foreign, CategoricalPredictive)
@@ -78,10 +118,11 @@ def evaluate(
         check_probabilities(reference.flatten(0, -2))
         scores["agreement"] = metrics.agreement(predictive.mean, reference)
         scores["total_variation"] = metrics.total_variation(predictive.mean, reference)
-    return scores
+    return Evaluation(scores, predictive, targets, foreign)
 
 
-def _arrays(data: Data) -> tuple[Tree, Tensor]:
+def arrays_of(data: Data) -> tuple[Tree, Tensor]:
+    """All inputs and targets of a data set, in their own order."""
     if isinstance(data, ArrayData):
         return data.inputs, data.targets
     parts = list(data.in_order())
@@ -90,7 +131,7 @@ def _arrays(data: Data) -> tuple[Tree, Tensor]:
 
 
 def _inputs(source: Any) -> Tree:
-    return _arrays(as_data(source))[0] if isinstance(source, Data | DataLoader) else as_tree(source)
+    return arrays_of(as_data(source))[0] if isinstance(source, Data | DataLoader) else as_tree(source)
 
 
 def _classification(
@@ -111,14 +152,17 @@ def _classification(
     return scores
 
 
-def _regression(predictive: GaussianPredictive, targets: Tensor, log_prob: Tensor) -> dict[str, float]:
+def _regression(
+    predictive: GaussianPredictive, targets: Tensor, log_prob: Tensor, scale: float
+) -> dict[str, float]:
     assert predictive.quantiles is not None
     q = {level: value.cpu() for level, value in predictive.quantiles.items()}
     targets = targets.cpu()
     return {
-        "rmse": metrics.rmse(predictive.mean.cpu(), targets),
-        "log_density": log_prob.double().mean().item(),
+        "rmse": scale * metrics.rmse(predictive.mean.cpu(), targets),
+        # The density of scale · y is the density of y divided by the scale, once for each output.
+        "log_density": log_prob.double().mean().item() - math.log(scale) * targets[0].numel(),
         "coverage90": metrics.interval_coverage(q[0.05], q[0.95], targets),
         "coverage95": metrics.interval_coverage(q[0.025], q[0.975], targets),
-        "mean_std": predictive.std.double().mean().item(),
+        "mean_std": scale * predictive.std.double().mean().item(),
     }

@@ -14,8 +14,8 @@ Penalty = Callable[[Tensors, Tree], Tensor]
 
 def require_positive(name: str, value: float) -> float:
     """Return a value that is positive; otherwise raise an error that names it."""
-    if not value > 0:
-        raise InputError(f"{name} must be positive, got {value}.")
+    if not isinstance(value, int | float) or not value > 0:
+        raise InputError(f"{name} must be a positive number, got {value!r}.")
     return value
 
 

@@ -23,6 +23,16 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     _replace(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"))
 
 
+def write_text(path: Path, content: str) -> None:
+    """Write text atomically."""
+    write_bytes(path, content.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write bytes atomically."""
+    _replace(path, lambda temporary: temporary.write_bytes(content))
+
+
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """Read a JSON file of ours; missing, damaged, foreign and newer files are told apart."""
     try:

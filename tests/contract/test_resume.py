@@ -241,7 +241,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(storage.os, "fsync", full)
     with pytest.raises(
-        CheckpointError, match="No space left on device. Whatever was written before is whole"
+        CheckpointError, match=r"No space left on device\. Whatever was written before is whole"
     ):
         storage.write_json(tmp_path / "a.json", {"format_version": 1, "old": False})
     assert storage.read_json(tmp_path / "a.json", "test")["old"] is True

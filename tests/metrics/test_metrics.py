@@ -194,7 +194,7 @@ def test_diversity_against_naive_loops():
 
 
 def test_cosine_of_weights():
-    members = pm.Members({"a": torch.tensor([[1.0, 0.0], [0.0, 2.0]]), "b": torch.tensor([[1.0], [2.0]])})
+    members = pm.Members({"a": torch.tensor([[1.0, 0.0], [0.0, 2.0]]), "b": torch.tensor([1.0, 2.0])})
     similarity = metrics.cosine_similarity(members)
     expected = 2 / (math.sqrt(2) * math.sqrt(8))
     torch.testing.assert_close(

@@ -612,7 +612,7 @@ BAD_OPTIONS = {
     "members": (lambda: DeepEnsemble(0), "num_members must be a whole number of at least 1, got 0"),
     "optimiser": (lambda: pm.Optimizer("Adan"), "Did you mean 'Adam'"),
     "option": (lambda: pm.Optimizer("SGD", momentun=0.9), "Did you mean 'momentum'"),
-    "rate": (lambda: pm.Optimizer("SGD", lr=0.0), "lr=...\\) must be positive"),
+    "rate": (lambda: pm.Optimizer("SGD", lr=0.0), "lr=...\\) must be a positive number"),
     "likelihood": (lambda: quiet(Single(), mlp(), toy(), "categorial"), "Did you mean 'categorical'"),
     "backend": (lambda: quiet(Single(), mlp(), toy(), backend="vmp"), "Did you mean 'vmap'"),
     "epochs": (lambda: quiet(Single(), mlp(), toy(), epochs=0), "at least 1, got 0"),
@@ -647,7 +647,7 @@ BAD_OPTIONS = {
         "Did you mean 'logits'",
     ),
     "precision": (lambda: quiet(Single(), mlp(), toy(), precision="float16"), "Unknown precision"),
-    "prior": (lambda: quiet(Single(prior_std=-1.0), mlp(), toy()), "prior_std must be positive"),
+    "prior": (lambda: quiet(Single(prior_std=-1.0), mlp(), toy()), "prior_std must be a positive number"),
     "batch norm": (
         lambda: quiet(Single(), BY_NAME["batch_norm"].double_factory(), toy(17)),
         "last batch of an epoch has one example .17 examples in batches of 8.",

@@ -169,5 +169,5 @@ def test_gaussian_penalty_with_a_centre():
     weights = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])}
     centre = {"a": torch.tensor([0.0, 1.0]), "b": torch.tensor([1.0])}
     assert gaussian_penalty(weights, 2.0, centre).item() == pytest.approx((1 + 1 + 4) / 8)
-    with pytest.raises(pm.errors.InputError, match="prior_std must be positive, got 0"):
+    with pytest.raises(pm.errors.InputError, match="prior_std must be a positive number, got 0"):
         gaussian_prior(0.0, ["a"])

@@ -1,5 +1,6 @@
 """Data: what members are trained and judged on."""
 
+from polymode.data.augmentation import Cutout, RandomCrop, RandomFlip
 from polymode.data.sources import (
     ArrayData,
     Data,
@@ -9,5 +10,21 @@ from polymode.data.sources import (
     as_tree,
     check_finite,
 )
+from polymode.data.task import Preprocessing, Split, Task, as_task
 
-__all__ = ["ArrayData", "Data", "Examples", "LoaderData", "as_data", "as_tree", "check_finite"]
+__all__ = [
+    "ArrayData",
+    "Cutout",
+    "Data",
+    "Examples",
+    "LoaderData",
+    "Preprocessing",
+    "RandomCrop",
+    "RandomFlip",
+    "Split",
+    "Task",
+    "as_data",
+    "as_task",
+    "as_tree",
+    "check_finite",
+]

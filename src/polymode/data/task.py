@@ -38,7 +38,8 @@ class Preprocessing:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Preprocessing":
-        return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in config.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+        return cls(**values)
 
     def inputs(self, raw: Tensor) -> Tensor:
         """Inputs [N, ...] from raw ones."""
@@ -77,7 +78,7 @@ class Task:
 
     likelihood: a name or an object of ``polymode.likelihoods``. num_outputs: outputs the network needs.
     ood: examples outside the distribution (targets are ignored). model: the network that suits the data.
-    budget: member-epochs for a first comparison.
+    budget: member-epochs for a first comparison (default: enough for about 10,000 steps).
     """
 
     name: str
@@ -86,7 +87,7 @@ class Task:
     num_outputs: int
     ood: Data | None = None
     model: str = "mlp"
-    budget: float = 50.0
+    budget: float | None = None
     model_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -99,9 +100,13 @@ class Task:
         return map_tree(lambda t: t.shape[1:], examples.inputs)
 
     @property
-    def is_classification(self) -> bool:
-        kind = self.likelihood if isinstance(self.likelihood, str) else self.likelihood.kind
-        return kind == "categorical"
+    def suggested_budget(self) -> float:
+        """Member-epochs for a first comparison: the budget, or what makes about 10,000 steps."""
+        if self.budget is not None:
+            return self.budget
+        train = self.splits[0].train
+        steps = -(-train.num_examples // train.batch_size)
+        return float(min(4000, max(20, round(10_000 / steps, -1))))
 
 
 ENTRIES = ("train", "test", "validation", "ood", "likelihood", "classes", "model", "budget")
@@ -195,3 +200,21 @@ def standardised(
     shift, scale = tuple(mean.tolist()), tuple(std.tolist())
     ready = Preprocessing(input_shift=shift, input_scale=scale)
     return [ready.inputs(part) for part in (train, *others)], shift, scale
+
+
+def training_parts(available: int, num_train: int | None, num_validation: int) -> tuple[slice, slice]:
+    """The rows of a training set to train on (the first) and to validate on (the last)."""
+    counts = {"num_train": num_train, "num_validation": num_validation}
+    for (name, value), lowest in zip(counts.items(), (1, 0), strict=True):
+        require(
+            (value is None and name == "num_train") or (isinstance(value, int) and value >= lowest),
+            f"{name} must be a whole number from {lowest}, got {value!r}.",
+        )
+    wanted = (num_train or 1) + num_validation
+    require(
+        wanted <= available,
+        f"num_train={num_train} and num_validation={num_validation} are more than the {available} training "
+        "examples.",
+    )
+    last = available - num_validation
+    return slice(0, last if num_train is None else num_train), slice(last, available)

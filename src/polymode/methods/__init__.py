@@ -1,9 +1,8 @@
-"""The methods, one file each. METHODS is what the command line, the tests and the docs read."""
+"""The methods, one file each."""
 
+from polymode.methods.configuration import make_method
 from polymode.methods.deep_ensemble import DeepEnsemble
+from polymode.methods.registry import COMPARED, METHODS
 from polymode.methods.single import Single
-from polymode.training import Method
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (Single, DeepEnsemble)}
-
-__all__ = ["METHODS", "DeepEnsemble", "Single"]
+__all__ = ["COMPARED", "METHODS", "DeepEnsemble", "Single", "make_method"]

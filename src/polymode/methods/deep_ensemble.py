@@ -22,6 +22,9 @@ class DeepEnsemble(Method):
 
     name: ClassVar[str] = "deep_ensemble"
     summary: ClassVar[str] = "independent networks, averaged"
+    cost: ClassVar[str] = (
+        "num_members member-epochs an epoch (times those of `of`); predicts with as many passes"
+    )
 
     num_members: int = 5
     of: Method = field(default_factory=Single)

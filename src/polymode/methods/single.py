@@ -24,6 +24,7 @@ class Single(Method):
 
     name: ClassVar[str] = "single"
     summary: ClassVar[str] = "one network (MAP), the baseline"
+    cost: ClassVar[str] = "one member-epoch an epoch; predicts with one forward pass"
 
     prior_std: float | None = None
     optimizer: Optimizer = Optimizer("Adam", lr=1e-3)

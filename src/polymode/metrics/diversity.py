@@ -15,7 +15,8 @@ def _check_members(probabilities: Tensor) -> None:
         )
 
 
-def _off_diagonal_mean(matrix: Tensor) -> float:
+def off_diagonal_mean(matrix: Tensor) -> float:
+    """Mean over all pairs of different members of a matrix [M, M]."""
     count = len(matrix)
     return ((matrix.sum() - matrix.diagonal().sum()) / (count * (count - 1))).item()
 
@@ -23,13 +24,17 @@ def _off_diagonal_mean(matrix: Tensor) -> float:
 def disagreement_matrix(probabilities: Tensor) -> Tensor:
     """Share of points on which members i and j predict different labels, [M, M]."""
     _check_members(probabilities)
-    labels = probabilities.argmax(-1)
+    return label_disagreement(probabilities.argmax(-1))
+
+
+def label_disagreement(labels: Tensor) -> Tensor:
+    """Share of points with different labels, [M, M], from the members' labels [M, N]."""
     return torch.stack([(row != labels).double().mean(-1) for row in labels])
 
 
 def disagreement(probabilities: Tensor) -> float:
     """Mean of the disagreement over all pairs of members [M, N, C]."""
-    return _off_diagonal_mean(disagreement_matrix(probabilities))
+    return off_diagonal_mean(disagreement_matrix(probabilities))
 
 
 def pairwise_kl(probabilities: Tensor) -> float:
@@ -39,7 +44,7 @@ def pairwise_kl(probabilities: Tensor) -> float:
     logs = p.clamp(min=torch.finfo(torch.float64).tiny).log()
     own = (p * logs).sum(-1).mean(-1)
     cross = torch.einsum("inc,jnc->ij", p, logs) / p.shape[1]
-    return _off_diagonal_mean(own[:, None] - cross)
+    return off_diagonal_mean(own[:, None] - cross)
 
 
 def jensen_shannon(probabilities: Tensor) -> float:
@@ -51,7 +56,7 @@ def jensen_shannon(probabilities: Tensor) -> float:
 
 def cosine_similarity(members: Members) -> Tensor:
     """θ_i·θ_j / (‖θ_i‖ ‖θ_j‖) over all floating-point weights the members own, [M, M]."""
-    flat = [t.double().flatten(1) for t in members.stacked.values() if t.is_floating_point()]
+    flat = [t.double().reshape(len(t), -1) for t in members.stacked.values() if t.is_floating_point()]
     if not flat:
         raise InputError("These members own no floating-point weights.")
     products = torch.stack([part @ part.T for part in flat]).sum(0)

@@ -127,6 +127,17 @@ class Posterior(ABC):
     def from_files(cls, network: Network, folder: Path, files: Sequence[str]) -> Self:
         """Rebuild the posterior from the files of ``tensors()``."""
 
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that have to be kept: trained weights of all members, shared ones once."""
+        weights = {name for name, _ in self.network.module.named_parameters()}
+        return sum(
+            tensor.numel()
+            for _, tensors in self.tensors()
+            for name, tensor in tensors.items()
+            if name.split("/", 1)[-1] in weights
+        )
+
     def check_num_members(self, num_members: int | None) -> None:
         if num_members is not None and num_members < 1:
             raise InputError(f"num_members must be at least 1, got {num_members}.")

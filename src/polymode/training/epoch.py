@@ -10,7 +10,7 @@ class Epoch:
     """What an observer is told at the end of every epoch; losses and validation scores are [M].
 
     labels: [M, 3], data set, chain and member. rate: the schedule's factor at the last step.
-    learning_rates: of each optimiser, with that factor.
+    learning_rates: of each optimiser, with that factor. epochs_done: in all phases.
     """
 
     phase: str
@@ -20,3 +20,4 @@ class Epoch:
     labels: Tensor
     rate: float
     learning_rates: dict[str, float]
+    epochs_done: int

@@ -59,14 +59,14 @@ class RunFolder:
     def save(self, number: int, content: dict[str, Any]) -> None:
         self.checkpoints.save(number, content)
 
-    def log_epoch(self, epoch: Epoch, epochs_done: int) -> None:
+    def log_epoch(self, epoch: Epoch) -> None:
         labels = epoch.labels.tolist()
         if labels != self._labels:  # which data set, chain and member each number below belongs to
             self._labels = labels
             self.events.write("members", labels=labels)
         self.events.write(
             "epoch",
-            epochs_done=epochs_done,
+            epochs_done=epoch.epochs_done,
             phase=epoch.phase,
             epoch=epoch.epoch,
             learning_rates=epoch.learning_rates,

@@ -206,6 +206,8 @@ class Method(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    cost: ClassVar[str]  # in words, for who chooses a method
+    reference: ClassVar[bool] = False  # a sampler to judge others by: compared only when it is named
 
     @property
     def num_chains(self) -> int:

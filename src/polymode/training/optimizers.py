@@ -63,8 +63,8 @@ class Optimizer:
             inside = getattr(torch.optim, kind.__name__, None) is kind
             kind = kind.__name__ if inside else f"{kind.__module__}:{kind.__qualname__}"
         for name, value in (("lr", lr), ("clip_norm", clip_norm)):
-            if value is not None and not value > 0:
-                raise InputError(f"Optimizer({name}=...) must be positive, got {value}.")
+            if value is not None and not (isinstance(value, int | float) and value > 0):
+                raise InputError(f"Optimizer({name}=...) must be a positive number, got {value!r}.")
         for name, value in locals().items():
             if name in self.__dataclass_fields__:
                 object.__setattr__(self, name, value)

@@ -113,7 +113,7 @@ class Run:
                 self._report(reporter)
                 if epoch is not None:
                     if folder is not None:
-                        folder.log_epoch(epoch, self.position.epochs_done)
+                        folder.log_epoch(epoch)
                     if observer is not None:
                         observer(epoch)
                 if interruption is not None:
@@ -219,6 +219,7 @@ class Run:
             self.state.members.labels,
             self.rate,
             {name: optimizer.spec.lr * self.rate for name, optimizer in self.state.optimizers.items()},
+            position.epochs_done,
         )
 
     def _report(self, reporter: Reporter) -> None:

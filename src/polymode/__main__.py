@@ -1,0 +1,7 @@
+"""``python -m polymode`` is the command line."""
+
+import sys
+
+from polymode.cli import main
+
+sys.exit(main())

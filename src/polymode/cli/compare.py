@@ -1,0 +1,96 @@
+"""``polymode compare``: which method is worth its price on this data."""
+
+from dataclasses import dataclass
+
+from polymode.cli.jobs import (
+    JobOptions,
+    load_job,
+    make_methods,
+    observer_maker,
+    run_folder,
+    wanted_methods,
+)
+from polymode.cli.options import UsageError, command_line, config_of, option
+from polymode.cli.output import console, price_table, print_json, reporter_of, say, scores_table
+from polymode.comparison import compare
+from polymode.methods import COMPARED
+from polymode.report import write_page
+from polymode.training import Method
+from polymode.training.method import describe
+
+ABOUT = """Train several methods on one data set and network at the same price, and show what each is worth.
+
+With no options: handwritten digits and a small CNN. The same command goes on where it was cut, and
+reads finished runs back."""
+
+
+@dataclass(frozen=True)
+class CompareOptions(JobOptions):
+    """Options of ``polymode compare``."""
+
+    methods: str = option(
+        "",
+        f"names with commas (default: {','.join(COMPARED)}); all; label=name to have one method twice",
+        metavar="NAMES",
+    )
+    budget: float | None = option(
+        None, "member-epochs (gradient passes over the data) each method spends (default: the data's)"
+    )
+    seeds: int = option(3, "number of seeds: all are trained side by side")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.budget is not None and not self.budget > 0:
+            raise UsageError(f"--budget must be positive, got {self.budget}.")
+
+
+def run(options: CompareOptions) -> None:
+    """Compare, print the tables, write the page."""
+    methods = make_methods(wanted_methods(options.methods, COMPARED), options.set)
+    job = load_job(options)
+    budget = options.budget or job.task.suggested_budget
+    identity = config_of(options) | {"model": job.model_name, "budget": budget}
+    without_methods = {key: value for key, value in identity.items() if key != "methods"}
+    folder = run_folder(options.run, "compare", [options.data, job.model_name], without_methods)
+    reporter = reporter_of(options, num_runs=len(methods))
+
+    def run_options(method: Method, epochs: int) -> dict:
+        """The options of ``polymode train`` that make one of the runs again."""
+        kept = {k: v for k, v in without_methods.items() if k not in ("budget", "set")}
+        own = {k: v for k, v in options.set.items() if k in ("data", "model")}
+        return kept | {"method": describe(method), "epochs": epochs, "set": own}
+
+    try:
+        comparison = compare(
+            job.task,
+            job.model,
+            methods,
+            folder,
+            budget=budget,
+            seeds=options.all_seeds,
+            device=options.device or None,
+            backend=options.backend,
+            num_draws=options.draws,
+            options=identity,
+            run_options=run_options,
+            network=job.network,
+            reporter=reporter,
+            observers=observer_maker(options),
+        )
+    finally:
+        reporter.close()
+    page = write_page(comparison, folder / "report.html", command=command_line("compare", options))
+    if options.json:
+        print_json(comparison.config() | {"folder": str(folder), "page": str(page)})
+        return
+    out = console()
+    out.print(scores_table(comparison))
+    if len(comparison.results) > 1:
+        out.print(price_table(comparison))
+    if len(comparison.results[0].replicates) > 1:
+        say(
+            options,
+            f"± is one standard error over {len(comparison.results[0].replicates)} replicates; * is best.",
+        )
+    say(options, f"results  {folder}/results.csv, {folder}/results.json")
+    say(options, f"page     {page}")

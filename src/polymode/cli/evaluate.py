@@ -1,0 +1,57 @@
+"""``polymode evaluate``: the scores of a finished run."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from polymode.cli.options import ScreenOptions, UsageError, option
+from polymode.cli.output import console, mapping_table, print_json, reporter_of, say
+from polymode.cli.runs import StoredRun
+from polymode.comparison import Summary, judge
+from polymode.storage import write_text
+
+ABOUT = """Judge the posteriors of a run: on its own test data, or on a table or data set of yours."""
+
+
+@dataclass(frozen=True)
+class EvaluateOptions(ScreenOptions):
+    """Options of ``polymode evaluate``."""
+
+    run: str = option("", "folder of the run", place="argument")
+    data: str = option(
+        "", "labelled data: a table or the name of a data set (default: the run's own test data)"
+    )
+    ood: str = option("", "data set outside the distribution")
+    draws: int = option(100, "networks drawn of a posterior that has no end of them")
+    out: str = option("", "also write the scores to this .json file")
+
+
+def run(options: EvaluateOptions) -> None:
+    """Judge every posterior of the run and print the mean scores."""
+    if not options.run:
+        raise UsageError("Name the folder of a run: polymode evaluate RUN.")
+    if options.out and Path(options.out).suffix != ".json":
+        raise UsageError(f"--out {options.out!r} must end in .json.")
+    stored = StoredRun.open(options.run)
+    reporter = reporter_of(options)
+    ood = None
+    if options.ood:
+        ood = stored.with_ood(stored.own_task, options.ood).ood
+    elif not options.data:
+        ood = stored.own_task.ood
+    found = []
+    for index in range(stored.num_posteriors):
+        reporter.say(f"judging posterior {index + 1} of {stored.num_posteriors}")
+        split = stored.split(options.data, index)
+        found.append(judge(stored.posterior(index), split, ood, num_draws=options.draws).scores)
+    reporter.close()
+    if options.out:
+        write_text(Path(options.out), json.dumps(found, indent=2) + "\n")
+    if options.json:
+        print_json({"run": options.run, "posteriors": found})
+        return
+    means = {key: Summary.of([scores[key] for scores in found]).text(4) for key in found[0]}
+    where = options.data or "its test data"
+    console().print(mapping_table(f"{stored.manifest['method']['name']} on {where}", means))
+    if options.out:
+        say(options, f"scores   {options.out}")

@@ -1,0 +1,175 @@
+"""From options to what a run needs: the task, the network, the methods, the folder."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from polymode.cli.options import ScreenOptions, UsageError, option
+from polymode.data import Task
+from polymode.data.loading import load_inputs_for_ood, load_task
+from polymode.errors import unknown_name
+from polymode.likelihoods import LIKELIHOODS
+from polymode.methods import METHODS, make_method
+from polymode.models import make_model
+from polymode.surgery import Model
+from polymode.tracking import TensorBoard
+from polymode.training import Epoch, Method
+
+
+@dataclass(frozen=True)
+class JobOptions(ScreenOptions):
+    """Options that training a network has in every command."""
+
+    data: str = option(
+        "digits",
+        "data set: a name (see polymode data), a table (.csv, .tsv, .parquet, .npz), a folder of images, or "
+        "package.module:callable",
+        metavar="DATA",
+    )
+    model: str = option(
+        "",
+        "network: mlp, smallcnn, mediumcnn, resnet20, resnet32, resnet56, text, or package.module:callable "
+        "(default: what suits the data)",
+        metavar="MODEL",
+    )
+    likelihood: str = option(
+        "", f"meaning of the outputs: {', '.join(LIKELIHOODS)} (default: what suits the targets)"
+    )
+    ood: str = option("", "data set outside the distribution (default: the one that belongs to the data)")
+    seeds: int = option(1, "number of seeds: all are trained side by side")
+    seed: int = option(0, "first seed")
+    draws: int = option(100, "networks drawn of a posterior that has no end of them")
+    set: dict = option(
+        {},
+        "set an option of the data (data.batch_size=64), the model (model.hidden=[100,100]) or a method "
+        "(deep_ensemble.num_members=10, all.optimizer.lr=0.01); may be repeated",
+    )
+    run: str = option("", "folder of the run (default: runs/ and a name made of the options)", place="screen")
+    device: str = option("", "where to train, such as cpu or cuda:0 (default: the CPU)")
+    backend: str = option("auto", "how members run: measured, unless given", choices=("auto", "vmap", "loop"))
+    tensorboard: bool = option(False, "also write TensorBoard files into the run's folder", place="screen")
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "draws"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return list(range(self.seed, self.seed + self.seeds))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained on what."""
+
+    task: Task
+    model: Model
+    network: Mapping[str, Any]  # what builds the model again
+
+    @property
+    def model_name(self) -> str:
+        return self.network["name"]
+
+
+def load_job(options: JobOptions) -> Job:
+    """Read the data and make the network that the options name."""
+    task = load_task(options.data, options.set.get("data", {}))
+    if options.likelihood:
+        task = _with_likelihood(task, options.likelihood)
+    if options.ood:
+        task = replace(task, ood=load_inputs_for_ood(options.ood, task))
+    name = options.model or task.model
+    defaults = dict(task.model_options) if name == task.model else {}
+    settings = defaults | options.set.get("model", {})
+    shape = task.example_shape
+    network = {
+        "name": name,
+        "example_shape": list(shape) if isinstance(shape, tuple) else None,
+        "num_outputs": task.num_outputs,
+        "options": settings,
+    }
+    return Job(task, make_model(name, shape, task.num_outputs, settings), network)
+
+
+def _with_likelihood(task: Task, likelihood: str) -> Task:
+    if likelihood not in LIKELIHOODS:
+        raise unknown_name("likelihood", likelihood, LIKELIHOODS)
+    doubled = likelihood == "heteroscedastic_gaussian" and task.likelihood != likelihood
+    return replace(task, likelihood=likelihood, num_outputs=task.num_outputs * (2 if doubled else 1))
+
+
+# --- methods ----------------------------------------------------------------------------------------
+
+
+def make_methods(wanted: Mapping[str, str | dict], settings: Mapping[str, Any]) -> dict[str, Method]:
+    """Methods by label, with the options set for each of them and for all."""
+    for section in settings:
+        if section not in ("data", "model", "all", *wanted):
+            raise unknown_name("section of --set", section, ["data", "model", "all", *wanted])
+    methods = {label: make_method(method, settings.get(label)) for label, method in wanted.items()}
+    for key, value in settings.get("all", {}).items():
+        accepting = {label: path for label, m in methods.items() if (path := _path_of(m, key)) is not None}
+        if not accepting:
+            known = {f.name for m in methods.values() for f in fields(m)}
+            raise unknown_name("option of all methods", key, known)
+        for label, path in accepting.items():
+            change: Any = value
+            for step in reversed(path):
+                change = {step: change}
+            methods[label] = make_method(methods[label], change)
+    return methods
+
+
+def _path_of(method: Method, key: str) -> tuple[str, ...] | None:
+    """Where a method, or the method it is made of, has an option."""
+    names = [f.name for f in fields(method)]
+    if key in names:
+        return (key,)
+    inner = getattr(method, "of", None) if "of" in names else None
+    if isinstance(inner, Method) and (below := _path_of(inner, key)) is not None:
+        return ("of", *below)
+    return None
+
+
+def wanted_methods(text: str, default: Sequence[str]) -> dict[str, str]:
+    """Labels and names from ``a,b``, ``label=name``, ``all`` or nothing."""
+    if not text:
+        return {name: name for name in default}
+    if text == "all":
+        return {name: name for name, method in METHODS.items() if not method.reference}
+    wanted: dict[str, str] = {}
+    for entry in text.split(","):
+        label, _, name = entry.strip().partition("=")
+        name = name or label
+        if name not in METHODS:
+            raise unknown_name("method", name, METHODS)
+        if not re.fullmatch(r"[\w.+-]+", label) or label in ("data", "model", "all"):
+            raise UsageError(f"The label {label!r} must be of letters, digits, '_', '-', '.' and '+'.")
+        if label in wanted:
+            raise UsageError(f"The label {label!r} occurs twice: write other={name} to tell them apart.")
+        wanted[label] = name
+    return wanted
+
+
+# --- folders ----------------------------------------------------------------------------------------
+
+
+def run_folder(given: str, kind: str, parts: Sequence[str], identity: Mapping[str, Any]) -> Path:
+    """The folder that was given, or one whose name follows from the options: the same command goes on."""
+    if given:
+        return Path(given)
+    words = [re.sub(r"[^\w.-]+", "-", Path(part).stem if "/" in part else part).strip("-") for part in parts]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:6]
+    return Path("runs") / "-".join([kind, *words, digest])
+
+
+def observer_maker(options: JobOptions) -> Callable[[Path], Callable[[Epoch], None] | None]:
+    """What watches a run: a TensorBoard writer, where it is asked for."""
+    if not options.tensorboard:
+        return lambda folder: None
+    return lambda folder: TensorBoard(folder / "tensorboard")

@@ -1,0 +1,247 @@
+"""Options of a command, declared once as a dataclass: flags, config files and manifests follow from it.
+
+A config file (YAML or JSON) holds the same names; flags override it. The manifest of a run is such a file.
+"""
+
+import argparse
+import dataclasses
+import json
+import shlex
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+
+from polymode.errors import InputError, unknown_name
+from polymode.storage import FORMAT_VERSION
+
+
+class UsageError(InputError):
+    """A command line or a config file that cannot be followed."""
+
+
+def option(
+    default: Any, explanation: str, *, choices: Sequence[str] = (), metavar: str = "", place: str = "flag"
+) -> Any:
+    """A field of an options dataclass. place: "flag", "argument" (positional) or "screen" (not kept)."""
+    metadata = {"help": explanation, "choices": choices, "metavar": metavar, "place": place}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class ScreenOptions:
+    """What every command understands about its output; not part of a run's identity."""
+
+    quiet: bool = option(False, "print results only, no progress", place="screen")
+    json: bool = option(
+        False, "results as JSON on standard output, progress as JSON lines on standard error", place="screen"
+    )
+    debug: bool = option(False, "show the traceback of an error", place="screen")
+
+
+AnyOptions = TypeVar("AnyOptions", bound=ScreenOptions)
+
+
+def config_of(options: ScreenOptions, *, without: Sequence[str] = ()) -> dict[str, Any]:
+    """The options as a config file holds them."""
+    return {
+        f.name: getattr(options, f.name)
+        for f in dataclasses.fields(options)
+        if f.metadata["place"] != "screen" and f.name not in without
+    }
+
+
+class Parser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` whose errors are ours."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[:1].upper()}{message[1:]}. See {self.prog} --help.")
+
+
+def parse(kind: type[AnyOptions], command: str, about: str, arguments: Sequence[str]) -> AnyOptions:
+    """Read a command's options from flags and from the file that ``--config`` names."""
+    parser = Parser(
+        prog=f"polymode {command}",
+        description=about,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for each in dataclasses.fields(kind):
+        _add(parser, each, _types(kind)[each.name])
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML or JSON with any of these options, or the manifest of a run"
+    )
+    known, unknown = parser.parse_known_args(list(arguments))
+    for argument in unknown:
+        if argument.startswith("-"):
+            flags = [f for action in parser._actions for f in action.option_strings if f.startswith("--")]
+            raise unknown_name(f"option of polymode {command}", argument.split("=")[0], flags)
+        raise UsageError(f"{argument!r} is not expected here. See polymode {command} --help.")
+    given = {
+        name: _checked(kind, name, value) if name in _types(kind) and name != "set" else value
+        for name, value in vars(known).items()
+    }
+    config = _read_config(Path(given.pop("config")), kind, command) if "config" in given else {}
+    changes = _settings(given.pop("set", []))
+    values = config | given
+    if changes:
+        values["set"] = _merged(config.get("set", {}), changes)
+    return kind(**values)
+
+
+def _types(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _add(parser: argparse.ArgumentParser, each: dataclasses.Field, annotation: Any) -> None:
+    metadata, name = each.metadata, each.name
+    explanation = metadata["help"]
+    shown = each.default
+    if shown not in (dataclasses.MISSING, None, "", False) and metadata["place"] != "argument":
+        explanation += f" (default: {shown})"
+    explanation = explanation.replace("%", "%%")
+    if name == "set":
+        parser.add_argument("--set", action="append", metavar="PATH=VALUE", help=explanation)
+        return
+    if annotation is bool:
+        parser.add_argument(f"--{name}", action="store_true", default=argparse.SUPPRESS, help=explanation)
+        return
+    options: dict[str, Any] = {"help": explanation}
+    if metadata["choices"]:
+        options["metavar"] = "|".join(metadata["choices"])
+    elif metadata["metavar"]:
+        options["metavar"] = metadata["metavar"]
+    if metadata["place"] == "argument":
+        optional = each.default is not dataclasses.MISSING
+        many = typing.get_origin(annotation) is tuple
+        nargs = "*" if many else ("?" if optional else None)
+        parser.add_argument(name, nargs=nargs, **options)
+    else:
+        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, **options)
+
+
+def _checked(kind: type, name: str, value: Any) -> Any:
+    """A value for an option, from a flag (text) or from a config, as the option's annotation says."""
+    [each] = [f for f in dataclasses.fields(kind) if f.name == name]
+    annotation = _types(kind)[name]
+    choices = each.metadata["choices"]
+    if choices:
+        if value not in choices:
+            raise unknown_name(name, str(value), choices)
+        return value
+    if typing.get_origin(annotation) is tuple and isinstance(value, list | tuple):
+        return tuple(map(str, value))
+    allowed = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    if any(isinstance(value, plain) for plain in (bool, dict, str, type(None)) if plain in allowed):
+        return value
+    for number, words in ((int, "a whole number"), (float, "a number")):
+        if number in allowed:
+            try:
+                if isinstance(value, bool) or (number is int and isinstance(value, float)):
+                    raise ValueError
+                return number(typing.cast(str, value))
+            except (TypeError, ValueError):
+                raise UsageError(f"{name} must be {words}, got {value!r}.") from None
+    wanted = " or ".join(getattr(plain, "__name__", str(plain)) for plain in allowed)
+    raise UsageError(f"{name} must be of type {wanted}, got {value!r}.")
+
+
+# --- config files -------------------------------------------------------------------------------
+
+
+def _read_config(path: Path, kind: type, command: str) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise UsageError(f"The config {path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"The config {path} is not a text file.") from None
+    try:
+        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"The config {path} is not valid {path.suffix.lstrip('.') or 'YAML'}: {reason}."
+        ) from None
+    if isinstance(content, dict) and "format_version" in content:
+        if content["format_version"] > FORMAT_VERSION:
+            raise UsageError(f"{path} was written by a newer polymode: update polymode to use it.")
+        content = content.get("options", {})  # the manifest of a run
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UsageError(f"The config {path} must hold names and values, got {type(content).__name__}.")
+    names = [f.name for f in dataclasses.fields(kind)]
+    values = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in names:
+            raise unknown_name(f"option in {path} for polymode {command}", str(key), names)
+        values[name] = _checked(kind, name, value)
+    return values
+
+
+def _settings(entries: Sequence[str]) -> dict[str, Any]:
+    """Nested values from ``a.b=value`` entries; values are read as YAML."""
+    nested: dict[str, Any] = {}
+    for entry in entries:
+        path, equals, text = entry.partition("=")
+        if not equals or not all(path.split(".")):
+            raise UsageError(f"--set {entry!r}: write PATH=VALUE, such as deep_ensemble.num_members=10.")
+        value = read_value(text)
+        for key in reversed(path.split(".")):
+            value = {key: value}
+        nested = _merged(nested, value)
+    return nested
+
+
+def read_value(text: str) -> Any:
+    """A value as YAML reads it; numbers such as 1e-3, which YAML takes for words, are numbers."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in change.items():
+        old = result.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        result[key] = _merged(old, value) if both else value  # type: ignore[arg-type]  # both are mappings
+    return result
+
+
+def command_line(command: str, options: ScreenOptions) -> str:
+    """What a reader types to run a command with these options: those that are not the defaults."""
+    words = ["polymode", command]
+    for each in dataclasses.fields(options):
+        value = getattr(options, each.name)
+        if each.name == "set":
+            words += [f"--set={path}={json.dumps(leaf)}" for path, leaf in _leaves(value)]
+        elif value != each.default and value is True:
+            words.append(f"--{each.name}")
+        elif value != each.default:
+            words.append(f"--{each.name.replace('_', '-')}={value}")
+    return shlex.join(words)
+
+
+def _leaves(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value

@@ -1,0 +1,107 @@
+"""What a command shows: results on standard output, progress and messages on standard error."""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from polymode.cli.options import ScreenOptions
+from polymode.comparison import Comparison, Result, Summary
+from polymode.training.progress import Bars, JsonLines, Lines, Reporter, Silent
+
+PIPE_WIDTH = 160  # a table in a log is not folded
+
+
+def console() -> Console:
+    """Standard output, as wide as the terminal, or wide enough for a table where there is none."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+
+
+def reporter_of(options: ScreenOptions, num_runs: int = 0) -> Reporter:
+    """Bars on a terminal, plain lines elsewhere, JSON lines or silence where asked for."""
+    if options.quiet:
+        return Silent()
+    if options.json:
+        return JsonLines()
+    return Bars(num_runs) if sys.stderr.isatty() else Lines()
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(content, indent=2))
+
+
+def say(options: ScreenOptions, message: str) -> None:
+    """A line on standard output, unless results are wanted as JSON alone."""
+    if not options.json:
+        console().print(message, markup=False, soft_wrap=True)
+
+
+def _cell(summary: Summary | None, digits: int, *, best: bool) -> str:
+    if summary is None:
+        return "–"
+    text = summary.text(digits)
+    return f"[bold green]{text}*[/]" if best else f"{text} "
+
+
+def scores_table(comparison: Comparison) -> Table:
+    """Means with standard errors; the best of each column carries a star."""
+    table = Table(title=comparison.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    columns = comparison.shown_columns()
+    for column in columns:
+        arrow = {"high": " ↑", "low": " ↓"}.get(str(column.better), "")
+        table.add_column(column.title + arrow, justify="right")
+    for result in comparison.results:
+        cells = [
+            _cell(result.summary(column.key), column.digits, best=result.label in comparison.best(column))
+            for column in columns
+        ]
+        table.add_row(result.label, *cells)
+    return table
+
+
+def price_table(comparison: Comparison) -> Table:
+    """What each method gains over the first one, beside what it costs."""
+    first = comparison.results[0]
+    table = Table(
+        title=f"gain over {first.label}, and price", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+    )
+    table.add_column("method", no_wrap=True)
+    table.add_column(f"{comparison.quality.title} gain", justify="right")
+    for title in ("member-epochs", "seconds", "parameters", "passes to predict"):
+        table.add_column(title, justify="right")
+    for result in comparison.results:
+        gain = comparison.gain(result)
+        table.add_row(
+            result.label,
+            "–" if gain is None else _signed(gain, comparison.quality.digits),
+            f"{result.price['member_epochs']:,.0f}",
+            f"{result.price['seconds']:,.1f} ({_ratio(result, first, 'seconds')})",
+            f"{result.price['parameters']:,.0f} ({_ratio(result, first, 'parameters')})",
+            f"{result.price['passes']:,.0f}",
+        )
+    return table
+
+
+def _signed(gain: Summary, digits: int) -> str:
+    colour = "green" if gain.mean > 0 else "red"
+    return f"[{colour}]{'+' if gain.mean > 0 else ''}{gain.text(digits)}[/]"
+
+
+def _ratio(result: Result, first: Result, key: str) -> str:
+    return f"×{result.price[key] / first.price[key]:.2g}" if first.price[key] else "–"
+
+
+def mapping_table(title: str, content: Mapping[str, Any]) -> Table:
+    """Names and values."""
+    table = Table(title=title, title_justify="left", show_header=False, box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("name", no_wrap=True)
+    table.add_column("value", justify="right")
+    for name, value in content.items():
+        table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
+    return table

@@ -1,0 +1,130 @@
+"""``polymode predict``: what a finished run says about new examples, and how sure it is."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from polymode.cli.options import ScreenOptions, UsageError, option
+from polymode.cli.output import console, print_json, say
+from polymode.cli.runs import StoredRun, seeded
+from polymode.data import Preprocessing
+from polymode.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from polymode.storage import write_bytes, write_text
+
+ABOUT = """Predict new examples with a finished run: what is predicted and how sure it is.
+
+Classes: label, confidence, entropy (all doubt), mutual_information (disagreement of the members), and the
+probability of every class. Regressions: mean, std (all doubt), member_std (disagreement), quantiles."""
+
+
+@dataclass(frozen=True)
+class PredictOptions(ScreenOptions):
+    """Options of ``polymode predict``."""
+
+    run: str = option("", "folder of the run", place="argument")
+    data: str = option(
+        "",
+        "examples: a table (.csv, .tsv, .parquet, .npz), an image or a folder of them, a data set's name "
+        "(its test inputs), or package.module:callable",
+        place="argument",
+    )
+    out: str = option("", "file to write: .csv or .npz (default: CSV on standard output)")
+    quantiles: str = option("0.05,0.95", "levels of the quantiles of a regression, with commas")
+    posterior: int = option(0, "which posterior of a run over several splits or seeds, counted from 0")
+    draws: int = option(100, "networks drawn of a posterior that has no end of them")
+    seed: int = option(0, "seed of these draws")
+
+
+def run(options: PredictOptions) -> None:
+    """Predict and write one row an example."""
+    if not options.run or not options.data:
+        raise UsageError("Name the folder of a run and the examples: polymode predict RUN DATA.")
+    kind = Path(options.out).suffix
+    if options.out and kind not in (".csv", ".npz"):
+        raise UsageError(f"--out {options.out!r} must end in .csv or .npz.")
+    stored = StoredRun.open(options.run)
+    posterior = stored.posterior(options.posterior)
+    inputs, names = stored.inputs(options.data, options.posterior)
+    is_regression = "gaussian" in posterior.network.likelihood.kind
+    predictive = posterior.predict(
+        inputs,
+        options.draws if posterior.num_members is None else None,
+        seeded(options.seed),
+        quantiles=_levels(options.quantiles) if is_regression else (),
+    )
+    columns = columns_of(predictive, stored.preprocessing(options.posterior))
+    if names:
+        columns = {"name": np.array(names)} | columns
+    if kind == ".npz":
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **columns)  # type: ignore[arg-type]  # names are arrays
+        write_bytes(Path(options.out), buffer.getvalue())
+    elif options.out:
+        write_text(Path(options.out), _csv(columns))
+    elif not options.json:
+        print(_csv(columns), end="")
+        return
+    if options.json:
+        print_json({name: values.tolist() for name, values in columns.items()})
+    else:
+        count = len(next(iter(columns.values())))
+        say(options, f"{count} predictions in {options.out}: {', '.join(columns)}")
+        doubt = columns["entropy" if "entropy" in columns else "std"]
+        order = np.argsort(doubt)[::-1][:3].tolist()
+        console().print(f"least sure: rows {', '.join(str(i) for i in order)} (counted from 0)")
+
+
+def _levels(text: str) -> list[float]:
+    try:
+        levels = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UsageError(f"--quantiles {text!r}: write numbers with commas, such as 0.05,0.95.") from None
+    if not all(0 < level < 1 for level in levels):
+        raise UsageError(f"--quantiles {text!r}: levels lie between 0 and 1.")
+    return levels
+
+
+def columns_of(predictive: Predictive, preprocessing: Preprocessing) -> dict[str, np.ndarray]:
+    """What is said of each example, a column each, in the units and class names of the raw data."""
+    if isinstance(predictive, GaussianPredictive):
+        scaled = predictive.rescaled(preprocessing.target_shift, preprocessing.target_scale)
+        columns = {"mean": scaled.mean, "std": scaled.std, "member_std": scaled.member_variance.sqrt()}
+        columns |= {f"q{level:g}": values for level, values in (scaled.quantiles or {}).items()}
+        return _flat({name: values.cpu().numpy() for name, values in columns.items()})
+    uncertainty = {
+        "entropy": predictive.entropy.cpu().numpy(),
+        "mutual_information": predictive.mutual_information.cpu().numpy(),
+    }
+    mean = predictive.mean.cpu().numpy()
+    if not isinstance(predictive, CategoricalPredictive) or mean.ndim != 2:
+        return _flat({"mean": mean} | uncertainty)
+    classes: Sequence[str] = preprocessing.classes or [str(i) for i in range(mean.shape[-1])]
+    labels = np.array(classes)[torch.as_tensor(predictive.labels).cpu().numpy()]
+    columns = {"label": labels, "confidence": mean.max(-1)} | uncertainty
+    return columns | {f"p_{name}": mean[:, index] for index, name in enumerate(classes)}
+
+
+def _flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every column one number an example: outputs beyond the first axis get columns of their own."""
+    flat = {}
+    for name, values in columns.items():
+        rows = values.reshape(len(values), -1)
+        if rows.shape[1] == 1:
+            flat[name] = rows[:, 0]
+        else:
+            flat |= {f"{name}_{index}": rows[:, index] for index in range(rows.shape[1])}
+    return flat
+
+
+def _csv(columns: dict[str, np.ndarray]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    for row in zip(*(values.tolist() for values in columns.values()), strict=True):
+        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])
+    return stream.getvalue()

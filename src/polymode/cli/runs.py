@@ -1,0 +1,132 @@
+"""Run folders as commands read them: posteriors, and new examples brought into the shape they know."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymode.cli.options import UsageError
+from polymode.comparison import TASK
+from polymode.data import ArrayData, Preprocessing, Split, Task, as_task, as_tree
+from polymode.data.folders import read_images
+from polymode.data.loading import load_inputs_for_ood, load_task
+from polymode.data.tables import read_table
+from polymode.errors import CheckpointError, InputError
+from polymode.evaluation import arrays_of
+from polymode.imports import import_object, is_import
+from polymode.models import make_model
+from polymode.posteriors import Posterior, load_posterior
+from polymode.posteriors.base import MANIFEST
+from polymode.storage import read_json
+from polymode.trees import Tree
+
+TABLES = (".csv", ".tsv", ".parquet", ".npz")
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A finished run that ``polymode train`` or ``compare`` made."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    task: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: str) -> "StoredRun":
+        path = Path(folder)
+        if not path.is_dir():
+            raise CheckpointError(f"{folder} is not a folder: name the folder of a run.")
+        if (path / "comparison.json").exists():
+            runs = sorted(p.parent.name for p in path.glob(f"*/{MANIFEST}"))
+            raise UsageError(f"{folder} is a comparison; name one of its runs: {', '.join(runs)}.")
+        manifest = read_json(path / MANIFEST, "run")
+        if manifest.get("status") != "finished":
+            raise CheckpointError(
+                f"{folder} holds a run that has not ended: repeat the command that began it."
+            )
+        if not (path / TASK).exists():
+            raise CheckpointError(
+                f"{folder} has no {TASK}: it was made by fit() in Python. Load it there with load_posterior."
+            )
+        return cls(path, manifest, read_json(path / TASK, "task"))
+
+    @cached_property
+    def model(self) -> Any:
+        config = self.task["network"]
+        shape = None if config["example_shape"] is None else tuple(config["example_shape"])
+        return make_model(config["name"], shape, config["num_outputs"], config["options"])
+
+    @property
+    def num_posteriors(self) -> int:
+        return len(self.manifest["posteriors"])
+
+    def posterior(self, index: int) -> Posterior:
+        if not 0 <= index < self.num_posteriors:
+            raise UsageError(
+                f"--posterior {index}: {self.folder} holds {self.num_posteriors}, counted from 0 (one for "
+                "every split and seed)."
+            )
+        return load_posterior(self.folder / self.manifest["posteriors"][index], self.model)
+
+    def preprocessing(self, index: int) -> Preprocessing:
+        return Preprocessing.from_config(self.task["posteriors"][index])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.manifest["options"]
+
+    def inputs(self, spec: str, index: int) -> tuple[Tree, list[str]]:
+        """New examples as the network wants them, with a name for each."""
+        ready, path = self.preprocessing(index), Path(spec)
+        if path.suffix.lower() in TABLES:
+            inputs, _ = read_table(path, ready)
+        elif path.exists():
+            return read_images(path, ready)
+        elif is_import(spec):
+            inputs = self._imported(spec)
+        else:
+            inputs, _ = arrays_of(self._split(spec, index).test)
+        return inputs, []
+
+    def split(self, spec: str, index: int) -> Split:
+        """Labelled examples to judge a posterior on; the run's own test data where nothing is named."""
+        ready, path = self.preprocessing(index), Path(spec)
+        if spec and path.suffix.lower() in TABLES:
+            inputs, targets = read_table(path, ready, need_target=True)
+            assert targets is not None
+            data = ArrayData(inputs, targets)
+            return Split(data, data, preprocessing=ready)
+        return self._split(spec or self.options["data"], index)
+
+    @cached_property
+    def own_task(self) -> Task:
+        """The data the run was made with, read again."""
+        task = load_task(self.options["data"], self.options["set"].get("data", {}))
+        return self.with_ood(task, self.options["ood"]) if self.options["ood"] else task
+
+    def with_ood(self, task: Task, spec: str) -> Task:
+        return replace(task, ood=load_inputs_for_ood(spec, task))
+
+    def _split(self, spec: str, index: int) -> Split:
+        own = spec == self.options["data"]
+        task = self.own_task if own else load_task(spec, {})
+        place = index // self.options["seeds"] if own else 0
+        if place >= len(task.splits):
+            raise InputError(f"{spec} has {len(task.splits)} splits now; the run had more.")
+        return task.splits[place]
+
+    def _imported(self, spec: str) -> Tree:
+        found = import_object(spec, "The data")
+        value = found() if callable(found) else found
+        if isinstance(value, np.ndarray | Tensor):
+            return as_tree(value)
+        return arrays_of(as_task(value, spec).splits[0].test)[0]
+
+
+def seeded(seed: int) -> torch.Generator:
+    """A generator for the draws of a command."""
+    return torch.Generator().manual_seed(seed)

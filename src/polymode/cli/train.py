@@ -1,0 +1,86 @@
+"""``polymode train``: one method on one data set and network."""
+
+from dataclasses import dataclass
+
+from polymode.cli.jobs import JobOptions, load_job, make_methods, observer_maker, run_folder
+from polymode.cli.options import UsageError, config_of, option
+from polymode.cli.output import console, mapping_table, print_json, reporter_of, say
+from polymode.comparison import Replicate, Summary, fit_replicates, judge_all
+from polymode.likelihoods import make_likelihood
+from polymode.methods import make_method
+from polymode.training.method import describe
+
+ABOUT = """Train one method and keep its posterior in a run folder.
+
+The same command goes on where it was cut. polymode evaluate and polymode predict take the folder."""
+
+
+@dataclass(frozen=True)
+class TrainOptions(JobOptions):
+    """Options of ``polymode train``."""
+
+    method: str | dict = option("deep_ensemble", "method: see polymode methods", metavar="METHOD")
+    epochs: int | None = option(None, "epochs of each chain")
+    budget: float | None = option(None, "member-epochs in all, instead of epochs")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs is not None and self.budget is not None:
+            raise UsageError("--epochs and --budget are two ways to say one thing: give one.")
+        if self.epochs is not None and self.epochs < 1:
+            raise UsageError(f"--epochs must be at least 1, got {self.epochs}.")
+        if self.budget is not None and not self.budget > 0:
+            raise UsageError(f"--budget must be positive, got {self.budget}.")
+
+
+def run(options: TrainOptions) -> None:
+    """Train, judge, say where everything is."""
+    described = options.method if isinstance(options.method, dict) else {"name": options.method}
+    name = make_method(described).name
+    method = make_methods({name: described}, options.set)[name]
+    job = load_job(options)
+    if options.epochs is None:
+        method, epochs = method.for_budget(options.budget or job.task.suggested_budget)
+    else:
+        epochs = options.epochs
+    identity = config_of(options, without=("budget",)) | {
+        "model": job.model_name,
+        "method": describe(method),
+        "epochs": epochs,
+        "set": {k: v for k, v in options.set.items() if k in ("data", "model")},
+    }
+    folder = run_folder(options.run, "train", [options.data, job.model_name, method.name], identity)
+    reporter = reporter_of(options)
+    replicates = [
+        Replicate(i, seed, split) for i, split in enumerate(job.task.splits) for seed in options.all_seeds
+    ]
+    try:
+        posteriors = fit_replicates(
+            method,
+            job.model,
+            replicates,
+            folder,
+            likelihood=make_likelihood(job.task.likelihood),
+            epochs=epochs,
+            device=options.device or None,
+            backend=options.backend,
+            title=method.name,
+            options=identity,
+            network=job.network,
+            reporter=reporter,
+            observer=observer_maker(options)(folder),
+        )
+        judged = judge_all(posteriors, replicates, folder, job.task.ood, options.draws, reporter, method.name)
+    finally:
+        reporter.close()
+    means = {
+        key: Summary.of([replicate["scores"][key] for replicate in judged]) for key in judged[0]["scores"]
+    }
+    if options.json:
+        print_json({"folder": str(folder), "epochs": epochs, "replicates": [r["scores"] for r in judged]})
+        return
+    spent = sum(p.record["member_epochs"] for p in posteriors)
+    title = f"{method.name} on {job.task.name}: {spent:g} member-epochs, test scores"
+    console().print(mapping_table(title, {key: summary.text(4) for key, summary in means.items()}))
+    say(options, f"run      {folder}")
+    say(options, f"next     polymode predict {folder} NEW_DATA --out predictions.csv")

@@ -1,0 +1,63 @@
+"""The columns of a comparison: what is shown of each kind of task, and which direction is better."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from polymode.likelihoods import Categorical, Gaussian, Likelihood
+
+
+@dataclass(frozen=True)
+class Column:
+    """A score: its key, its title, which values are better, and the digits after the point."""
+
+    key: str
+    title: str
+    better: Literal["high", "low"] | float  # a number: the closer to it the better
+    digits: int = 3
+    explanation: str = ""
+
+    def rank(self, value: float) -> float:
+        """A number that is lower where the value is better."""
+        if self.better == "high":
+            return -value
+        return value if self.better == "low" else abs(value - float(self.better))
+
+
+CLASSES = (
+    Column("accuracy", "accuracy", "high", 4, "share of test points whose most probable label is right"),
+    Column("nll", "NLL", "low", 4, "−log probability of the true label, in nats"),
+    Column("brier", "Brier", "low", 4, "squared error of the probabilities, 0 to 2"),
+    Column("ece", "ECE", "low", 4, "gap between confidence and accuracy, 15 bins"),
+    Column("ood_auroc", "OOD AUROC", "high", 4, "how well entropy tells foreign points, 0.5 is chance"),
+    Column(
+        "disagreement", "disagree", "high", 4, "share of points on which two members differ, mean over pairs"
+    ),
+)
+LABELS = (
+    Column("accuracy", "accuracy", "high", 4, "share of right labels"),
+    Column("nll", "NLL", "low", 4, "−log probability of the true labels, in nats"),
+)
+NUMBERS = (
+    Column("rmse", "RMSE", "low", 4, "root mean square error of the mean, in the target's units"),
+    Column("log_density", "log density", "high", 4, "mean log density of the targets, in their units"),
+    Column("coverage90", "90 % coverage", 0.9, 3, "share of targets inside the central 90 % interval"),
+    Column("mean_std", "mean std", math.nan, 4, "mean predictive standard deviation"),
+    Column(
+        "disagreement", "disagree", "high", 4, "difference of two members' means over the targets' spread"
+    ),
+)
+
+
+def columns_for(likelihood: Likelihood) -> Sequence[Column]:
+    """The scores that are shown for a likelihood."""
+    if isinstance(likelihood, Categorical):
+        return CLASSES
+    return NUMBERS if isinstance(likelihood, Gaussian) else LABELS
+
+
+def quality_of(likelihood: Likelihood) -> Column:
+    """The one score that gains are measured in: proper, and about the whole predictive."""
+    key = "log_density" if isinstance(likelihood, Gaussian) else "nll"
+    return next(column for column in columns_for(likelihood) if column.key == key)

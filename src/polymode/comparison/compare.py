@@ -1,0 +1,229 @@
+"""``compare``: several methods on one task at one budget, every run resumable, every result kept."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polymode.comparison.columns import columns_for, quality_of
+from polymode.comparison.judgement import Judgement, judge
+from polymode.comparison.results import Comparison, Result
+from polymode.data import Data, Split, Task
+from polymode.errors import CheckpointError, require
+from polymode.likelihoods import Likelihood, make_likelihood
+from polymode.posteriors import Posterior
+from polymode.storage import FORMAT_VERSION, read_json, write_json, write_tensors, write_text
+from polymode.surgery import Model
+from polymode.training import Epoch, Method, epochs_of, fit
+from polymode.training.folder import hardware, versions
+from polymode.training.method import describe
+from polymode.training.progress import Reporter, Silent
+
+SCORES, MANIFEST, TASK = "scores.json", "comparison.json", "task.json"
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """One split under one seed."""
+
+    split: int
+    seed: int
+    data: Split
+
+
+def compare(
+    task: Task,
+    model: Model,
+    methods: Mapping[str, Method],
+    folder: str | Path,
+    *,
+    budget: float,
+    seeds: Sequence[int] = (0,),
+    device: torch.device | str | None = None,
+    backend: Any = "auto",
+    num_draws: int = 100,
+    options: Mapping[str, Any] | None = None,
+    run_options: Callable[[Method, int], Mapping[str, Any]] = lambda method, epochs: {},
+    network: Mapping[str, Any] | None = None,
+    reporter: Reporter | None = None,
+    observers: Callable[[Path], Callable[[Epoch], None] | None] = lambda folder: None,
+) -> Comparison:
+    """Fit every method with ``budget`` member-epochs to every split and seed, and judge it.
+
+    methods: label -> method. folder: results.json, results.csv, replicates.csv and a run folder a method.
+    All splits and seeds of a method are trained side by side. A run that was cut goes on; one that is
+    finished is read back. num_draws: networks drawn of posteriors that have no end of them. options: what the
+    comparison depends on, kept in its manifest; a folder of another comparison is refused. run_options: the
+    same of a run, from its method and epochs. network: what builds the model again. observers: makes the
+    observer of each run.
+    """
+    require(len(methods) > 0, "There are no methods to compare.")
+    require(len(seeds) > 0, "There are no seeds.")
+    folder, reporter = Path(folder), reporter or Silent()
+    likelihood = make_likelihood(task.likelihood)
+    replicates = [Replicate(i, seed, split) for i, split in enumerate(task.splits) for seed in seeds]
+    _claim(folder, options or {})
+    results = []
+    for label, method in methods.items():
+        sized, epochs = method.for_budget(budget)
+        posteriors = fit_replicates(
+            sized,
+            model,
+            replicates,
+            folder / label,
+            likelihood=likelihood,
+            epochs=epochs,
+            device=device,
+            backend=backend,
+            title=label,
+            options=run_options(sized, epochs),
+            reporter=reporter,
+            network=network,
+            observer=observers(folder / label),
+        )
+        judged = judge_all(posteriors, replicates, folder / label, task.ood, num_draws, reporter, label)
+        results.append(_result(label, sized, epochs, posteriors, judged, folder / label, num_draws))
+    title = f"{task.name}, budget {budget:g} member-epochs, {_count(len(task.splits), 'split')}"
+    comparison = Comparison(
+        f"{title}, {_count(len(seeds), 'seed')}",
+        columns_for(likelihood),
+        quality_of(likelihood),
+        results,
+        options or {},
+        versions(),
+        hardware(),
+    )
+    write_json(folder / "results.json", {"format_version": FORMAT_VERSION} | comparison.config())
+    write_text(folder / "results.csv", comparison.csv())
+    write_text(folder / "replicates.csv", comparison.replicates_csv())
+    return comparison
+
+
+def fit_replicates(
+    method: Method,
+    model: Model,
+    replicates: Sequence[Replicate],
+    folder: Path,
+    *,
+    likelihood: Likelihood,
+    epochs: int,
+    device: torch.device | str | None,
+    backend: Any,
+    title: str,
+    options: Mapping[str, Any],
+    reporter: Reporter,
+    network: Mapping[str, Any] | None = None,
+    observer: Callable[[Epoch], None] | None = None,
+) -> list[Posterior]:
+    """One posterior a replicate, all trained side by side in one resumable run.
+
+    network: what builds the model again; it is left in ``task.json`` with what new examples have to go
+    through before they are predicted.
+    """
+    validation = [r.data.validation for r in replicates]
+    known: list[Data] = [part for part in validation if part is not None]
+    posteriors = fit(
+        method,
+        model,
+        [r.data.train for r in replicates],
+        likelihood=likelihood,
+        epochs=epochs,
+        validation=known if len(known) == len(replicates) else None,
+        seed=[r.seed for r in replicates],
+        run_dir=folder,
+        resume=True,
+        device=device,
+        backend=backend,
+        title=title,
+        options=options,
+        progress=reporter,
+        observer=observer,
+    )
+    ready = [replicate.data.preprocessing.config() for replicate in replicates]
+    content = {"what": "task", "network": dict(network or {}), "posteriors": ready}
+    write_json(folder / TASK, {"format_version": FORMAT_VERSION} | content)
+    return posteriors
+
+
+def judge_all(
+    posteriors: Sequence[Posterior],
+    replicates: Sequence[Replicate],
+    folder: Path,
+    ood: Data | None,
+    num_draws: int,
+    reporter: Reporter,
+    label: str,
+) -> list[dict[str, Any]]:
+    """Scores and curves of every replicate, from the run's folder where they are already."""
+    if (folder / SCORES).exists():
+        return read_json(folder / SCORES, "set of scores")["replicates"]
+    reporter.say(f"{label}: judging {_count(len(replicates), 'posterior')}")
+    found = []
+    for index, (posterior, replicate) in enumerate(zip(posteriors, replicates, strict=True)):
+        judgement: Judgement = judge(posterior, replicate.data, ood, num_draws=num_draws)
+        write_tensors(folder / f"predictions-{index}.safetensors", judgement.predictions)
+        found.append(
+            {
+                "split": replicate.split,
+                "seed": replicate.seed,
+                "scores": judgement.scores,
+                "curves": judgement.curves,
+            }
+        )
+    write_json(folder / SCORES, {"format_version": FORMAT_VERSION, "what": "scores", "replicates": found})
+    return found
+
+
+def _claim(folder: Path, options: Mapping[str, Any]) -> None:
+    """Take a folder for this comparison; one that belongs to another is refused."""
+    if (folder / MANIFEST).exists():
+        saved = read_json(folder / MANIFEST, "comparison")["options"]
+        for key in sorted((saved.keys() | options.keys()) - {"methods"}):
+            if saved.get(key) != options.get(key):
+                raise CheckpointError(
+                    f"{folder} belongs to another comparison: its {key} is {saved.get(key)}, now it is "
+                    f"{options.get(key)}. Choose another folder."
+                )
+    elif folder.exists() and any(not p.name.startswith(".") for p in folder.iterdir()):
+        raise CheckpointError(f"{folder} is not empty and holds no comparison: choose another folder.")
+    content = {"what": "comparison", "options": dict(options), "versions": versions(), "hardware": hardware()}
+    write_json(folder / MANIFEST, {"format_version": FORMAT_VERSION} | content)
+
+
+def _result(
+    label: str,
+    method: Method,
+    epochs: int,
+    posteriors: Sequence[Posterior],
+    judged: Sequence[Mapping[str, Any]],
+    folder: Path,
+    num_draws: int,
+) -> Result:
+    first = posteriors[0]
+    record = first.record
+    price = {
+        "member_epochs": sum(p.record["member_epochs"] for p in posteriors) / len(posteriors),
+        "seconds": record["training_seconds"] / len(posteriors),
+        "parameters": first.num_parameters,
+        "passes": num_draws if first.num_members is None else first.num_members,
+    }
+    return Result(label, describe(method), epochs, judged, price, record, _learning(folder, price))
+
+
+def _learning(folder: Path, price: Mapping[str, float]) -> dict[str, list[float]]:
+    """Mean validation NLL of the members after every epoch, against member-epochs spent so far."""
+    epochs = [e for e in epochs_of(folder) if e["validation"].get("nll")]
+    if not epochs:
+        return {}
+    each = price["member_epochs"] / len(epochs)
+    known = [[v for v in e["validation"]["nll"] if v is not None] for e in epochs]
+    return {
+        "member_epochs": [each * (i + 1) for i, values in enumerate(known) if values],
+        "validation_nll": [sum(values) / len(values) for values in known if values],
+    }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -1,0 +1,193 @@
+"""What there is to say about one posterior on one test set: scores, predictions, curves."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.data import Data, Split
+from polymode.evaluation import Evaluation, arrays_of, evaluated
+from polymode.likelihoods import Bernoulli, Categorical, Gaussian
+from polymode.members import Members, concatenate
+from polymode.metrics import calibration_bins, cosine_similarity
+from polymode.metrics.diversity import label_disagreement, off_diagonal_mean
+from polymode.posteriors import Posterior
+from polymode.predictive import CategoricalPredictive, GaussianPredictive, labelled
+
+NUM_BINS = 20  # of histograms
+MATRIX_MEMBERS = 40  # members beyond these are not shown in a matrix of pairs
+LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))  # nominal coverage of central intervals
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """scores: numbers by name. curves: small lists for plots. predictions: tensors, a row a test point."""
+
+    scores: dict[str, float]
+    curves: dict[str, Any]
+    predictions: dict[str, Tensor]
+
+
+def judge(
+    posterior: Posterior, split: Split, ood: Data | None = None, *, num_draws: int = 100, seed: int = 0
+) -> Judgement:
+    """Judge a posterior on the test data of a split.
+
+    num_draws: networks drawn of a posterior that has no end of them.
+    """
+    count = num_draws if posterior.num_members is None else None
+
+    def draws() -> torch.Generator:
+        return torch.Generator().manual_seed(seed)  # every pass is about the same networks
+
+    evaluation = evaluated(
+        posterior,
+        split.test,
+        ood=ood if isinstance(posterior.network.likelihood, Categorical) else None,
+        num_members=count,
+        generator=draws(),
+        target_scale=split.preprocessing.target_scale,
+    )
+    opinions = _Opinions.of(posterior, split.test, count, draws())
+    scores = dict(evaluation.scores)
+    if "ood_entropy_auroc" in scores:
+        scores["ood_auroc"] = scores["ood_entropy_auroc"]
+    curves = _curves(evaluation) | opinions.curves()
+    if "difference" in curves:
+        curves["cosine"] = _cosine(posterior, count, draws())
+        scores["disagreement"] = off_diagonal_mean(opinions.difference())
+    return Judgement(scores, curves, _predictions(evaluation, split.preprocessing.target_scale))
+
+
+@dataclass(frozen=True)
+class _Opinions:
+    """What each member says about each observation: log p [M, N], answers [M, N] (labels or means)."""
+
+    log_prob: Tensor
+    answers: Tensor
+    log_weights: Tensor
+    spread: float  # what a difference of answers is measured in; 0 for labels
+    probability_integral: Tensor | None  # F(y) of the mixture, [N], for regressions
+
+    @classmethod
+    def of(
+        cls, posterior: Posterior, data: Data, num_members: int | None, generator: torch.Generator
+    ) -> "_Opinions":
+        likelihood = posterior.network.likelihood
+        inputs, targets = arrays_of(data)
+        log_probs, answers, integrals = [], [], []
+        weights = torch.ones(1)
+        for rows, outputs, weights in posterior.by_points(inputs, num_members, generator):
+            chunk = targets[rows].to(weights.device)
+            observed = likelihood.observed(chunk)
+            log_prob = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, chunk)
+            log_probs.append(log_prob[:, observed].double().cpu())
+            if isinstance(likelihood, Categorical):
+                answers.append(likelihood.read(outputs).argmax(-1)[:, observed].cpu())
+            elif isinstance(likelihood, Bernoulli):
+                answers.append((likelihood.read(outputs) > 0).flatten(1).long().cpu())
+            elif isinstance(likelihood, Gaussian):
+                means, stds = likelihood.moments(outputs)
+                answers.append(means.flatten(1).cpu())
+                z = (chunk.reshape(means.shape[1:]) - means) / stds
+                share = weights.double() / weights.double().sum()
+                integrals.append(torch.tensordot(share, torch.special.ndtr(z.double()), 1).flatten().cpu())
+        is_regression = isinstance(likelihood, Gaussian)
+        return cls(
+            torch.cat(log_probs, 1),
+            torch.cat(answers, 1),
+            weights.double().log().cpu(),
+            targets.double().std().item() if is_regression else 0.0,
+            torch.cat(integrals) if is_regression else None,
+        )
+
+    def difference(self) -> Tensor:
+        """Share of different labels, or root mean square difference of means over the targets' spread."""
+        some = self.answers[:MATRIX_MEMBERS]
+        if not self.spread:
+            return label_disagreement(some)
+        rows = [(some - row).double().square().mean(-1).sqrt() for row in some]
+        return torch.stack(rows) / self.spread
+
+    def curves(self) -> dict[str, Any]:
+        weighted = self.log_prob + self.log_weights[:, None]
+        first = torch.logcumsumexp(weighted, 0) - torch.logcumsumexp(self.log_weights, 0)[:, None]
+        curves: dict[str, Any] = {"nll_by_members": (-first.mean(1)).tolist()}
+        if len(self.log_prob) > 1:
+            curves["difference"] = self.difference().tolist()
+        if self.probability_integral is not None:
+            centred = (self.probability_integral - 0.5).abs()
+            curves["coverage"] = {
+                "nominal": list(LEVELS),
+                "observed": [(centred <= level / 2).double().mean().item() for level in LEVELS],
+            }
+        return curves
+
+
+def _curves(evaluation: Evaluation) -> dict[str, Any]:
+    predictive = evaluation.predictive
+    if isinstance(predictive, GaussianPredictive):
+        return {"std": _histogram([predictive.std.flatten()], predictive.std.max().item())}
+    if not isinstance(predictive, CategoricalPredictive):
+        return {}
+    probabilities, labels = labelled_points(evaluation)
+    bins = calibration_bins(probabilities, labels)
+    foreign = evaluation.foreign
+    num_classes = probabilities.shape[-1]
+    ends = {"confidence": 1.0, "entropy": torch.tensor(float(num_classes)).log().item()}
+    histograms = {
+        name: _histogram([getattr(p, name).flatten() for p in (predictive, foreign) if p is not None], end)
+        for name, end in ends.items()
+    }
+    reliability = {
+        "edges": bins.edges.tolist(),
+        "counts": bins.counts.tolist(),
+        "correct": (bins.accuracy.nan_to_num() * bins.counts).tolist(),
+        "confidence": (bins.confidence.nan_to_num() * bins.counts).tolist(),
+    }
+    return {"reliability": reliability} | histograms
+
+
+def labelled_points(evaluation: Evaluation) -> tuple[Tensor, Tensor]:
+    """Mean probabilities [N, C] and labels [N] of all observations of a classification."""
+    targets = evaluation.targets
+    kept = (targets >= 0) & (targets < evaluation.predictive.mean.shape[-1])
+    return labelled(evaluation.predictive.mean[kept.to(evaluation.predictive.mean.device)], targets[kept])
+
+
+def _histogram(values: list[Tensor], end: float) -> dict[str, Any]:
+    """Counts in equal bins from 0 to ``end``: of ordinary points and, where given, of foreign ones."""
+    counts = [torch.histc(v.float().cpu(), NUM_BINS, 0.0, max(end, 1e-12)).tolist() for v in values]
+    return {"end": end} | dict(zip(("ordinary", "foreign"), counts, strict=False))
+
+
+def _cosine(posterior: Posterior, num_members: int | None, generator: torch.Generator) -> list | None:
+    """Cosines of the members' own weights, where they fit into one block and have any."""
+    blocks, count = [], 0
+    for block in posterior.draw(num_members, generator):
+        blocks.append(block)
+        count += block.num_members
+        if count >= MATRIX_MEMBERS:
+            break
+    members = blocks[0] if len(blocks) == 1 else concatenate(blocks)
+    weights = {name for name, _ in posterior.network.module.named_parameters()}
+    own = {name: t[:MATRIX_MEMBERS] for name, t in members.stacked.items() if name in weights}
+    return cosine_similarity(Members(own)).tolist() if own else None
+
+
+def _predictions(evaluation: Evaluation, target_scale: float) -> dict[str, Tensor]:
+    predictive = evaluation.predictive
+    found = {"targets": evaluation.targets, "mean": predictive.mean}
+    if isinstance(predictive, GaussianPredictive):
+        # Standardised, as the network saw them; target_scale and the manifest's shift undo it.
+        found |= {"std": predictive.std, "target_scale": torch.tensor(target_scale)}
+    else:
+        found |= {"entropy": predictive.entropy, "mutual_information": predictive.mutual_information}
+    if evaluation.foreign is not None:
+        found |= {
+            "ood_mean": evaluation.foreign.mean,
+            "ood_entropy": evaluation.foreign.entropy,
+            "ood_mutual_information": evaluation.foreign.mutual_information,
+        }
+    return found

@@ -1,0 +1,147 @@
+"""Results of a comparison: means and standard errors, the best per column, gains beside prices."""
+
+import csv
+import io
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from polymode.comparison.columns import Column
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean over replicates, with its standard error where there are two or more."""
+
+    mean: float
+    standard_error: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Summary":
+        error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+        return cls(statistics.fmean(values), error, len(values))
+
+    def text(self, digits: int) -> str:
+        """The mean with its error, at a fixed number of digits."""
+        shown = f"{self.mean:.{digits}f}"
+        return shown if self.standard_error is None else f"{shown} ±{self.standard_error:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One method in a comparison.
+
+    replicates: a dictionary for every split and seed, with "split", "seed", "scores" and "curves".
+    price: member_epochs, seconds (of training one replicate), parameters, passes (to predict one point).
+    """
+
+    label: str
+    method: dict[str, Any]
+    epochs: int
+    replicates: Sequence[Mapping[str, Any]]
+    price: Mapping[str, float]
+    record: Mapping[str, Any] = field(default_factory=dict)
+    learning: Mapping[str, Any] = field(default_factory=dict)
+
+    def values(self, key: str) -> list[float] | None:
+        """A score of every replicate, or None where the method has no such score."""
+        found = [replicate["scores"].get(key) for replicate in self.replicates]
+        return None if any(value is None for value in found) else found
+
+    def summary(self, key: str) -> Summary | None:
+        values = self.values(key)
+        return None if values is None else Summary.of(values)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All results with the columns to show; the first result is what gains are measured against."""
+
+    title: str
+    columns: Sequence[Column]
+    quality: Column
+    results: Sequence[Result]
+    options: Mapping[str, Any]
+    versions: Mapping[str, str]
+    hardware: Mapping[str, Any]
+
+    def best(self, column: Column) -> set[str]:
+        """Labels of the results with the best mean, as far as the digits shown can tell."""
+        if isinstance(column.better, float) and math.isnan(column.better):
+            return set()
+        ranks = {
+            result.label: round(column.rank(summary.mean), column.digits)
+            for result in self.results
+            if (summary := result.summary(column.key)) is not None
+        }
+        if len(ranks) < 2:
+            return set()
+        lowest = min(ranks.values())
+        return {label for label, rank in ranks.items() if rank == lowest}
+
+    def gain(self, result: Result) -> Summary | None:
+        """How much better than the first result, paired over replicates; positive is better."""
+        ours, theirs = result.values(self.quality.key), self.results[0].values(self.quality.key)
+        if ours is None or theirs is None or result is self.results[0]:
+            return None
+        rank = self.quality.rank
+        return Summary.of([rank(b) - rank(a) for a, b in zip(ours, theirs, strict=True)])
+
+    def shown_columns(self) -> list[Column]:
+        """Columns for which at least one method has a score."""
+        return [c for c in self.columns if any(r.summary(c.key) is not None for r in self.results)]
+
+    # --- as data --------------------------------------------------------------------------------
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One flat row a method: means, standard errors, prices, gain."""
+        rows = []
+        for result in self.results:
+            row: dict[str, Any] = {"method": result.label, "epochs": result.epochs}
+            row |= {"replicates": len(result.replicates)}
+            for column in self.shown_columns():
+                summary = result.summary(column.key)
+                row[column.key] = None if summary is None else summary.mean
+                row[f"{column.key}_se"] = None if summary is None else summary.standard_error
+            gain = self.gain(result)
+            row[f"{self.quality.key}_gain"] = None if gain is None else gain.mean
+            row[f"{self.quality.key}_gain_se"] = None if gain is None else gain.standard_error
+            rows.append(row | dict(result.price))
+        return rows
+
+    def csv(self) -> str:
+        return _csv(self.rows())
+
+    def replicates_csv(self) -> str:
+        """One flat row a method, split and seed, with every score."""
+        return _csv(
+            [
+                {"method": result.label, "split": replicate["split"], "seed": replicate["seed"]}
+                | dict(replicate["scores"])
+                for result in self.results
+                for replicate in result.replicates
+            ]
+        )
+
+    def config(self) -> dict[str, Any]:
+        """Everything but the curves, as JSON values."""
+        return {
+            "title": self.title,
+            "rows": self.rows(),
+            "methods": {result.label: result.method for result in self.results},
+            "options": dict(self.options),
+            "versions": dict(self.versions),
+            "hardware": dict(self.hardware),
+        }
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()

@@ -1,0 +1,107 @@
+"""Methods from plain values: what ``describe`` writes into a manifest is read back here."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from polymode import schedules
+from polymode.errors import InputError, unknown_name
+from polymode.methods.registry import METHODS
+from polymode.training import KeepBest, Method, Optimizer
+from polymode.training.method import describe
+
+# What options of methods are made of, by the name that ``describe`` gives them.
+PARTS: dict[str, type] = {
+    part.__name__: part
+    for part in (
+        Optimizer,
+        KeepBest,
+        schedules.Constant,
+        schedules.Cosine,
+        schedules.Drops,
+        schedules.Linear,
+        schedules.Warmup,
+    )
+}
+
+
+def make_method(method: str | Mapping[str, Any] | Method, options: Mapping[str, Any] | None = None) -> Method:
+    """A method from its name, or from a description, with options changed.
+
+    options: nested values under the names of the method's fields, such as
+    ``{"num_members": 10, "of": {"optimizer": {"lr": 0.01}}}``; what is not named stays as it is.
+    """
+    if isinstance(method, str):
+        method = {"name": method}
+    described = describe(method) if isinstance(method, Method) else dict(method)
+    complete = describe(_read(described, "method"))
+    return _read(_changed(complete, options or {}, complete["name"]), "method")
+
+
+def _read(value: Any, where: str) -> Any:
+    """Build what a description stands for."""
+    if isinstance(value, list | tuple):
+        return tuple(_read(item, where) for item in value)
+    if not isinstance(value, Mapping):
+        return value
+    content = dict(value)
+    if "name" in content:
+        kind = content.pop("name")
+        if kind not in METHODS:
+            raise unknown_name("method", kind, METHODS)
+        return _build(METHODS[kind], kind, content)
+    if "type" in content:
+        kind = content.pop("type")
+        if kind not in PARTS:
+            raise unknown_name(f"type of {where}", kind, PARTS)
+        return _build(PARTS[kind], kind, content)
+    return {key: _read(item, f"{where}.{key}") for key, item in content.items()}
+
+
+def _build(part: type, kind: str, content: dict[str, Any]) -> Any:
+    names = [field.name for field in dataclasses.fields(part)]
+    read = {key: _read(item, f"{kind}.{key}") for key, item in content.items()}
+    if part is Optimizer:  # anything else it is told goes to torch's optimiser
+        read = {key: item for key, item in read.items() if key != "options"} | dict(read.get("options", {}))
+    else:
+        for key in read:
+            if key not in names:
+                raise unknown_name(f"option of {kind}", key, names)
+    try:
+        return part(**read)
+    except InputError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{kind} cannot be made of {read}: {error}.") from error
+
+
+def _changed(base: Any, change: Any, where: str) -> Any:
+    """The description with some of its values replaced."""
+    if not isinstance(base, dict) or not ({"name", "type"} & base.keys()):
+        if (
+            isinstance(change, Mapping)
+            and not ({"name", "type"} & change.keys())
+            and not isinstance(base, dict)
+        ):
+            first = next(iter(change), "")
+            raise InputError(
+                f"{where} is {base!r} and has no option {first!r}: give all of it, with its type (one of "
+                f"{', '.join(PARTS)})."
+            )
+        return dict(change) if isinstance(change, Mapping) else change
+    marker = "name" if "name" in base else "type"
+    if isinstance(change, str):  # a name alone stands for the thing with its defaults
+        change = {marker: change}
+    if not isinstance(change, Mapping):
+        return change
+    if change.get(marker, base[marker]) != base[marker]:
+        return dict(change)
+    result = dict(base)
+    for key, item in change.items():
+        if key not in base and base.get("type") == "Optimizer":
+            result["options"] = dict(result["options"]) | {key: item}
+        elif key not in base:
+            raise unknown_name(f"option of {base[marker]}", key, base.keys() - {marker})
+        else:
+            result[key] = _changed(base[key], item, f"{where}.{key}")
+    return result

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/guide.md", "docs/own-loop.md"]
+PAGES = ["README.md", "docs/guide.md", "docs/own-loop.md", "docs/data.md"]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 

@@ -23,7 +23,7 @@ from polymode.storage import write_text
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
-def write_page(comparison: Comparison, path: Path, *, command: str = "") -> Path:
+def write_page(comparison: Comparison, path: str | Path, *, command: str = "") -> Path:
     """Write the page and return where it is; ``command`` is what a reader would type to make it again."""
     try:
         from plotly.offline import get_plotlyjs
@@ -42,7 +42,7 @@ def write_page(comparison: Comparison, path: Path, *, command: str = "") -> Path
         # No part of the script may look like the end of its element.
         plotly=get_plotlyjs().replace("</script", "<\\/script"),
     )
-    write_text(path, content)
+    write_text(path := Path(path), content)
     return path
 
 

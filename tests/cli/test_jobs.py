@@ -36,15 +36,20 @@ def test_settings_reach_one_method_or_all_that_have_the_option():
     methods = make_methods(
         {"single": "single", "big": "deep_ensemble"},
         {"big": {"num_members": 7}, "all": {"optimizer": {"lr": 0.5}, "num_members": 9}, "data": {"x": 1}},
+        {"optimizer": {"lr": 0.1, "weight_decay": 0.2}},
     )
-    assert methods["single"].optimizer.lr == methods["big"].of.optimizer.lr == 0.5
-    assert methods["big"].num_members == 9  # all comes after one
+    optimizer = pm.Optimizer("Adam", lr=0.5, weight_decay=0.2)  # suggestions, then what is set for all
+    assert methods["single"].optimizer == methods["big"].of.optimizer == optimizer
+    assert methods["big"].num_members == 7  # one comes after all
+    described = describe(pm.methods.Single(optimizer=pm.Optimizer("SGD", lr=9.0)))
+    complete = make_methods({"single": described}, {}, {"optimizer": {"lr": 0.1}})
+    assert complete["single"].optimizer.lr == 9.0
     with pytest.raises(InputError, match=r"Unknown section of --set 'bigg'. Did you mean 'big'"):
-        make_methods({"big": "single"}, {"bigg": {}})
+        make_methods({"big": "single"}, {"bigg": {}}, {})
     with pytest.raises(
         InputError, match=r"Unknown option of all methods 'optimiser'. Did you mean 'optimizer'"
     ):
-        make_methods({"single": "single"}, {"all": {"optimiser": {"lr": 1}}})
+        make_methods({"single": "single"}, {"all": {"optimiser": {"lr": 1}}}, {})
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -46,8 +46,9 @@ class CompareOptions(JobOptions):
 
 def run(options: CompareOptions) -> None:
     """Compare, print the tables, write the page."""
-    methods = make_methods(wanted_methods(options.methods, COMPARED), options.set)
+    wanted = wanted_methods(options.methods, COMPARED)
     job = load_job(options)
+    methods = make_methods(wanted, options.set, job.task.training)
     budget = options.budget or job.task.suggested_budget
     identity = config_of(options) | {"model": job.model_name, "budget": budget}
     without_methods = {key: value for key, value in identity.items() if key != "methods"}

@@ -106,23 +106,39 @@ def _with_likelihood(task: Task, likelihood: str) -> Task:
 # --- methods ----------------------------------------------------------------------------------------
 
 
-def make_methods(wanted: Mapping[str, str | dict], settings: Mapping[str, Any]) -> dict[str, Method]:
-    """Methods by label, with the options set for each of them and for all."""
+def make_methods(
+    wanted: Mapping[str, str | dict], settings: Mapping[str, Any], suggested: Mapping[str, Any]
+) -> dict[str, Method]:
+    """Methods by label, with what suits the data, then what is set for all, then what is set for each.
+
+    A method that is described in full (in a manifest) takes no suggestions.
+    """
     for section in settings:
         if section not in ("data", "model", "all", *wanted):
             raise unknown_name("section of --set", section, ["data", "model", "all", *wanted])
-    methods = {label: make_method(method, settings.get(label)) for label, method in wanted.items()}
-    for key, value in settings.get("all", {}).items():
-        accepting = {label: path for label, m in methods.items() if (path := _path_of(m, key)) is not None}
-        if not accepting:
-            known = {f.name for m in methods.values() for f in fields(m)}
+    methods = {}
+    for label, method in wanted.items():
+        made = make_method(method)
+        if isinstance(method, str):
+            made = _with_common(made, suggested)
+        methods[label] = _with_common(made, settings.get("all", {}))
+    for key in settings.get("all", {}):
+        if all(_path_of(method, key) is None for method in methods.values()):
+            known = {f.name for method in methods.values() for f in fields(method)}
             raise unknown_name("option of all methods", key, known)
-        for label, path in accepting.items():
+    return {label: make_method(method, settings.get(label)) for label, method in methods.items()}
+
+
+def _with_common(method: Method, options: Mapping[str, Any]) -> Method:
+    """The method with those options that it, or the method it is made of, has."""
+    for key, value in options.items():
+        path = _path_of(method, key)
+        if path is not None:
             change: Any = value
             for step in reversed(path):
                 change = {step: change}
-            methods[label] = make_method(methods[label], change)
-    return methods
+            method = make_method(method, change)
+    return method
 
 
 def _path_of(method: Method, key: str) -> tuple[str, ...] | None:

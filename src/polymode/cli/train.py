@@ -35,10 +35,9 @@ class TrainOptions(JobOptions):
 
 def run(options: TrainOptions) -> None:
     """Train, judge, say where everything is."""
-    described = options.method if isinstance(options.method, dict) else {"name": options.method}
-    name = make_method(described).name
-    method = make_methods({name: described}, options.set)[name]
+    name = make_method(options.method).name
     job = load_job(options)
+    method = make_methods({name: options.method}, options.set, job.task.training)[name]
     if options.epochs is None:
         method, epochs = method.for_budget(options.budget or job.task.suggested_budget)
     else:

@@ -77,7 +77,8 @@ class Task:
     """One or several splits of a data set with the meaning of its targets.
 
     likelihood: a name or an object of ``polymode.likelihoods``. num_outputs: outputs the network needs.
-    ood: examples outside the distribution (targets are ignored). model: the network that suits the data.
+    ood: examples outside the distribution (targets are ignored). model, model_options: the network that suits
+    the data. training: options of methods that suit it, such as {"optimizer": {"lr": 0.003}}.
     budget: member-epochs for a first comparison (default: enough for about 10,000 steps).
     """
 
@@ -89,6 +90,7 @@ class Task:
     model: str = "mlp"
     budget: float | None = None
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require(len(self.splits) > 0, f"The task {self.name!r} has no splits.")
@@ -109,7 +111,7 @@ class Task:
         return float(min(4000, max(20, round(10_000 / steps, -1))))
 
 
-ENTRIES = ("train", "test", "validation", "ood", "likelihood", "classes", "model", "budget")
+ENTRIES = ("train", "test", "validation", "ood", "likelihood", "classes", "model", "budget", "training")
 
 
 def as_task(value: Any, name: str) -> Task:
@@ -140,7 +142,7 @@ def as_task(value: Any, name: str) -> Task:
     likelihood = value.get("likelihood") or _likelihood_for(targets)
     classes = tuple(map(str, value.get("classes", ())))
     split = Split(**parts, preprocessing=Preprocessing(classes=classes))
-    others = {key: value[key] for key in ("model", "budget") if value.get(key) is not None}
+    others = {key: value[key] for key in ("model", "budget", "training") if value.get(key) is not None}
     ood = value.get("ood")
     return Task(
         name,

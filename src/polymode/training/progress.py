@@ -13,13 +13,18 @@ BAR_SECONDS, LINE_SECONDS = 0.1, 5.0
 
 
 class Reporter(Protocol):
-    """What a run tells while it goes on; ``epochs`` counts those done, with the fraction of the present."""
+    """What a run tells while it goes on; ``epochs`` counts those done, with the fraction of the present.
+
+    A run either begins, advances and ends, or is skipped because it is finished already.
+    """
 
     def begin(self, title: str, num_epochs: int) -> None: ...
 
     def advance(self, epochs: float, detail: str) -> None: ...
 
     def end(self, title: str) -> None: ...
+
+    def skip(self, title: str) -> None: ...
 
     def say(self, message: str) -> None: ...
 
@@ -35,6 +40,8 @@ class Silent:
 
     def end(self, title: str) -> None: ...
 
+    def skip(self, title: str) -> None: ...
+
     def say(self, message: str) -> None: ...
 
     def close(self) -> None: ...
@@ -47,7 +54,7 @@ class Bars:
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            TextColumn("{task.completed:.3g}/{task.total:.0f} {task.fields[unit]}"),
+            TextColumn("{task.fields[amount]}"),
             TimeElapsedColumn(),
             TextColumn("eta"),
             TimeRemainingColumn(),
@@ -55,9 +62,9 @@ class Bars:
             console=Console(stderr=True),
             transient=True,
         )
-        self._runs = None
+        self._runs, self._num_runs = None, num_runs
         if num_runs:
-            self._runs = self.progress.add_task("all runs", total=num_runs, unit="runs", detail="")
+            self._runs = self.progress.add_task("all runs", total=num_runs, amount="", detail="")
         self._task: Any = None
         self._total, self._done = 1, 0
         self._next = 0.0
@@ -65,16 +72,23 @@ class Bars:
     def begin(self, title: str, num_epochs: int) -> None:
         self.progress.start()
         self._total = num_epochs
-        self._task = self.progress.add_task(title, total=num_epochs, unit="epochs", detail="")
+        self._task = self.progress.add_task(title, total=num_epochs, amount="", detail="")
+        self._show_runs(0.0)
 
     def advance(self, epochs: float, detail: str) -> None:
         now = time.monotonic()
         if now < self._next and epochs < self._total:
             return
         self._next = now + BAR_SECONDS
-        self.progress.update(self._task, completed=epochs, detail=detail)
+        digits = 0 if self._total >= 100 else 1
+        amount = f"{epochs:.{digits}f}/{self._total} epochs"
+        self.progress.update(self._task, completed=epochs, detail=detail, amount=amount)
+        self._show_runs(epochs / self._total)
+
+    def _show_runs(self, fraction: float) -> None:
         if self._runs is not None:
-            self.progress.update(self._runs, completed=self._done + epochs / self._total)
+            amount = f"{min(self._done + 1, self._num_runs)} of {self._num_runs}"
+            self.progress.update(self._runs, completed=self._done + fraction, amount=amount)
 
     def end(self, title: str) -> None:
         self._done += 1
@@ -83,8 +97,11 @@ class Bars:
             self._task = None
         if self._runs is None:
             self.progress.stop()
-        else:
-            self.progress.update(self._runs, completed=self._done)
+        self._show_runs(0.0)
+
+    def skip(self, title: str) -> None:
+        self._done += 1
+        self._show_runs(0.0)
 
     def say(self, message: str) -> None:
         self.progress.console.print(message, highlight=False, markup=False)
@@ -117,6 +134,9 @@ class Lines:
     def end(self, title: str) -> None:
         self.say(f"{title}: done in {time.monotonic() - self._began:.1f} s")
 
+    def skip(self, title: str) -> None:
+        self.say(f"{title}: finished earlier, read back")
+
     def say(self, message: str) -> None:
         print(message, file=self.stream, flush=True)
 
@@ -145,6 +165,9 @@ class JsonLines:
 
     def end(self, title: str) -> None:
         self._write(progress="end", run=title)
+
+    def skip(self, title: str) -> None:
+        self._write(progress="skip", run=title)
 
     def say(self, message: str) -> None:
         self._write(message=message)

@@ -77,6 +77,7 @@ class Run:
         """Train from wherever the run stands to its end; with a folder, nothing done is ever lost."""
         folder = None if self.folder is None else RunFolder(self.folder, self.signature, self.options)
         if folder is not None and folder.is_finished:
+            reporter.skip(self.title)
             return [load_posterior(path, self.job.model) for path in folder.posteriors()]
         if folder is not None and folder.checkpoints.exist:
             self._restore(folder.checkpoints.load())

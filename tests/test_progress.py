@@ -29,6 +29,18 @@ def test_plain_lines_come_at_most_every_few_seconds(clock):
     assert shown[-1] == "deep_ensemble: done in 40.0 s"
 
 
+def test_the_time_that_remains_does_not_count_epochs_of_earlier_sessions(clock):
+    stream = io.StringIO()
+    lines = Lines(stream)
+    lines.begin("single", 100, 90)
+    clock[0] += 10
+    lines.advance(91, "loss 1")
+    assert stream.getvalue().splitlines() == [
+        "single: goes on at epoch 90 of 100 epochs",
+        "single: epoch 91.0/100, loss 1, eta 90 s",
+    ]
+
+
 def test_json_lines_are_json(clock):
     stream = io.StringIO()
     lines = JsonLines(stream)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,15 @@ FORMAT_VERSION = 1
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write JSON so that a reader sees the old file or the new one, never a part."""
     _replace(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"))
+
+
+def finite(value: Any) -> Any:
+    """The value with NaN and infinity, which JSON does not have, replaced by null."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_text(path: Path, content: str) -> None:

@@ -83,6 +83,12 @@ def test_compare_prints_tables_and_writes_everything(tmp_path):
     assert again.stdout.splitlines()[3:5] == result.stdout.splitlines()[3:5]
     assert again.stderr == ""
     assert (out / "single/manifest.json").stat().st_mtime_ns == before
+    joined = polymode(
+        *("compare", *MOONS, "--budget", 10, "--seeds", 2, "--run", "out", "--methods", "pair=deep_ensemble"),
+        *("--json", "--quiet"),
+        cwd=tmp_path,
+    )
+    assert [row["method"] for row in json.loads(joined.stdout)["rows"]] == ["single", "deep_ensemble", "pair"]
     other = polymode("compare", *MOONS, "--budget", 20, "--seeds", 2, "--run", "out", cwd=tmp_path, code=1)
     assert "belongs to another comparison: its budget is 10.0, now it is 20.0" in the_line(other)
     # The manifest is a config: without --run, the options lead to a folder of their own.
@@ -283,6 +289,21 @@ def test_a_table_of_ones_own_from_training_to_predictions_in_its_units(tmp_path)
     [scores] = json.loads(judged.stdout)["posteriors"]
     assert scores["rmse"] == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-3)
     assert json.loads((tmp_path / "s.json").read_text()) == [scores]
+    # The same rows through a function of one's own: prepared as the run was, not by themselves.
+    (tmp_path / "own.py").write_text(
+        "from polymode.data.loading import load_task\n"
+        "def load():\n"
+        "    return load_task('train.csv', {'target': 'price', 'test_share': 0.5})\n"
+    )
+    other = polymode("evaluate", "out", "--data", "own:load", "--json", cwd=tmp_path)
+    [through] = json.loads(other.stdout)["posteriors"]
+    assert through["rmse"] == pytest.approx(scores["rmse"], rel=0.3)
+    assert through["log_density"] == pytest.approx(scores["log_density"], abs=0.3)
+    # A table that has grown is divided otherwise: its test rows may have been trained on.
+    with (tmp_path / "train.csv").open("a") as file:
+        file.write("1000,100,-3\n")
+    changed = polymode("evaluate", "out", cwd=tmp_path, code=1)
+    assert "train.csv has changed since the run was trained on it" in changed.stderr.splitlines()[-1]
     # The network does not need the training data any more.
     (tmp_path / "train.csv").unlink()
     polymode("predict", "out", "new.csv", cwd=tmp_path)

@@ -89,7 +89,7 @@ def test_bad_configs_are_refused_with_the_nearest_name(tmp_path, content, messag
         (["--seedz", "3"], "Unknown option of polymode compare '--seedz'. Did you mean '--seed"),
         (["--seeds", "many"], "seeds must be a whole number, got 'many'"),
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
-        (["--budget", "-3"], "--budget must be positive, got -3"),
+        (["--budget", "-3"], "--budget must be at least 1 member-epoch, got -3"),
         (["--backend", "vmpa"], "Unknown backend 'vmpa'. Did you mean 'vmap'"),
         (["--set", "lr"], "write PATH=VALUE"),
         (["stray"], "'stray' is not expected here"),

@@ -1,7 +1,9 @@
 """Judging a posterior, and comparing methods as a library function."""
 
+import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import polymode as pm
 from polymode.comparison import compare, judge
 from polymode.data import Preprocessing, Split, Task
 from polymode.errors import CheckpointError, InputError
+from polymode.training.progress import Lines
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(90, 3, generator=GENERATOR)
@@ -145,6 +148,28 @@ def test_a_comparison_reads_back_and_another_is_refused(tmp_path):
     (tmp_path / "mine/notes.txt").write_text("")
     with pytest.raises(CheckpointError, match="is not empty and holds no comparison"):
         run(tmp_path / "mine")
+
+
+def test_scores_are_taken_again_when_the_test_data_or_the_draws_change(tmp_path):
+    before = run(tmp_path / "c").rows()
+    [split] = classes().splits
+    wrong = replace(classes(), splits=[replace(split, test=pm.ArrayData(X[60:], 1 - Y[60:]))])
+    after = run(tmp_path / "c", wrong).rows()
+    for old, new in zip(before, after, strict=True):
+        assert new["accuracy"] == pytest.approx(1 - old["accuracy"])
+    trained = json.loads((tmp_path / "c/pair/manifest.json").read_text())
+    assert trained["status"] == "finished"
+    saved = json.loads((tmp_path / "c/pair/scores.json").read_text())["about"]
+    run(tmp_path / "c", wrong, num_draws=7)
+    again = json.loads((tmp_path / "c/pair/scores.json").read_text())["about"]
+    assert (saved["num_draws"], again["num_draws"]) == (100, 7)
+
+
+def test_a_budget_that_cannot_be_kept_is_said(tmp_path):
+    stream = io.StringIO()
+    found = run(tmp_path, budget=1, options={}, reporter=Lines(stream))
+    assert [r.price["member_epochs"] for r in found.results] == [1, 2]
+    assert "pair: it spent 2 member-epochs, the budget is 1" in stream.getvalue()
 
 
 def test_validation_is_logged_and_becomes_a_curve(tmp_path):

@@ -9,10 +9,16 @@ from polymode.comparison.columns import CLASSES, NUMBERS
 from polymode.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian
 
 
-def result(label, **scores):
+def result(label, *, num_seeds=None, **scores):
     count = len(next(iter(scores.values())))
+    num_seeds = num_seeds or count
     replicates = [
-        {"split": 0, "seed": i, "scores": {key: values[i] for key, values in scores.items()}, "curves": {}}
+        {
+            "split": i // num_seeds,
+            "seed": i % num_seeds,
+            "scores": {key: values[i] for key, values in scores.items()},
+            "curves": {},
+        }
         for i in range(count)
     ]
     price = {"member_epochs": 10, "seconds": 2.0, "parameters": 5, "passes": 1}
@@ -30,6 +36,23 @@ def test_standard_errors_are_those_of_a_mean():
     assert summary.standard_error == pytest.approx(math.sqrt(variance / 3))
     assert summary.text(2) == "2.33 ±0.88"
     assert Summary.of([1.0]).text(1) == "1.0"
+
+
+def test_seeds_of_one_split_are_no_independent_repetitions():
+    """Two splits that differ by 10, three seeds each that agree: the error of the mean is 5, not 2.2."""
+    found = result("a", num_seeds=3, nll=[0.0, 0.1, 0.2, 10.0, 10.1, 10.2])
+    assert found.values("nll") == pytest.approx([0.1, 10.1])
+    assert found.summary("nll").standard_error == pytest.approx(5.0)
+    assert comparison(found).repetitions == "2 splits"
+    assert comparison(result("a", nll=[1.0, 2.0, 3.0])).repetitions == "3 seeds"
+    assert comparison(result("a", nll=[1.0])).repetitions == ""
+
+
+def test_infinite_scores_are_shown_and_become_null_in_json():
+    from polymode.storage import finite
+
+    assert Summary.of([math.inf, 1.0]).mean == math.inf
+    assert finite({"a": [math.nan, 1.0], "b": (math.inf,)}) == {"a": [None, 1.0], "b": [None]}
 
 
 def test_gains_are_paired_over_replicates():

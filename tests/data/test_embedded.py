@@ -41,7 +41,7 @@ def test_digits_hold_out_two_classes():
     pixels = torch.cat([split.train.inputs, split.validation.inputs, split.test.inputs])[:, 0] * 16
     expected = torch.tensor(bundle.images[bundle.target < 8], dtype=torch.float32)
     assert sorted(map(tuple, pixels.flatten(1).tolist())) == sorted(map(tuple, expected.flatten(1).tolist()))
-    assert (task.model, task.budget, task.num_outputs) == ("smallcnn", 75, 8)
+    assert (task.model, task.budget, task.num_outputs) == ("smallcnn", 100, 8)
     assert split.preprocessing.image_shape == (1, 8, 8)
 
 

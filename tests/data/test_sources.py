@@ -1,9 +1,11 @@
 """Data sources: what goes in comes out, in the order asked for."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import polymode as pm
 from polymode.data import Examples, as_data
@@ -43,6 +45,30 @@ def test_loader_keeps_its_collation_and_takes_our_order():
     assert got.inputs.tolist() == [14, 6]
     in_order = torch.cat([part.targets for part in data.in_order(4)])
     assert in_order.tolist() == list(range(10))
+
+
+class Drawing(Dataset):
+    """Augments as people do: with Python's, NumPy's and torch's global generators."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, row):
+        return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()]), row
+
+
+def test_what_a_data_set_draws_follows_from_the_seed_of_the_example():
+    data = as_data(DataLoader(Drawing(), batch_size=3))
+    rows, seeds = torch.tensor([0, 1, 2]), torch.tensor([7, 8, 9])
+    before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    [first] = data.stream([rows], [seeds])
+    [again] = data.stream([rows.flip(0)], [seeds.flip(0)])
+    assert torch.equal(first.inputs, again.inputs.flip(0))
+    assert len(first.inputs.unique()) == 9
+    [other] = data.stream([rows], [seeds + 10])
+    assert not bool((first.inputs == other.inputs).any())
+    after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    assert after == before  # the user's own generators are left alone
 
 
 def test_a_loader_that_yields_something_else_is_refused():

@@ -153,28 +153,68 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
         fit(tmp_path, epochs=5, resume=True)
 
 
+def test_two_processes_do_not_work_in_one_folder(tmp_path):
+    def collide(epoch):
+        with pytest.raises(CheckpointError, match="Another process is working in"):
+            fit(tmp_path, resume=True)
+
+    fit(tmp_path, epochs=1, observer=collide)
+    fit(tmp_path, epochs=1, resume=True)  # the folder is free again
+
+
+def test_a_final_save_that_fails_costs_no_training(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pm.Particles, "save", full)
+        with pytest.raises(OSError, match="No space"):
+            fit(tmp_path, epochs=4)
+    trained = []
+    again = fit(tmp_path, epochs=4, resume=True, observer=trained.append)
+    assert trained == []
+    undisturbed = fit(None, epochs=4)
+    for a, b in zip(undisturbed.draw(), again.draw(), strict=True):
+        assert all(torch.equal(t, b.stacked[name]) for name, t in a.stacked.items())
+
+
 FULL = """
 import resource, sys, torch, polymode as pm
+def fill_up(epoch):
+    if str(epoch.epochs_done) == sys.argv[3]:
+        raise RuntimeError("full")
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
 pm.fit(pm.methods.Single(), lambda: pm.models.MLP(64, 2, (256,)), pm.ArrayData(x, (x.sum(1) > 0).long()),
        likelihood="categorical", epochs=3, run_dir=sys.argv[1], resume=True, checkpoint_seconds=0,
-       progress=False, backend="loop")
+       progress=False, backend="loop", observer=fill_up)
 """
+
+
+def run(folder, limit, full_after="0"):
+    command = [sys.executable, "-c", FULL, str(folder), str(limit), full_after]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_no_room_for_a_checkpoint_is_said_and_nothing_earlier_is_lost(tmp_path):
     """A limit on the size of files is the closest thing to a full disk that needs no rights."""
-
-    def run(limit):
-        command = [sys.executable, "-c", FULL, str(tmp_path), str(limit)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    full = run(100_000)
+    full = run(tmp_path, 100_000)
     assert full.returncode != 0
     assert "cannot be written" in full.stderr
     assert "Whatever was written before is whole" in full.stderr
     assert not list(tmp_path.rglob("*.partial"))
-    assert run(resource.RLIM_INFINITY).returncode == 0
+    assert run(tmp_path, resource.RLIM_INFINITY).returncode == 0
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["status"] == "finished"
+
+
+def test_no_room_in_the_middle_of_a_run_keeps_the_epochs_before(tmp_path):
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    stopped = run(cut, resource.RLIM_INFINITY, "2")
+    assert "RuntimeError: full" in stopped.stderr
+    assert [e["epochs_done"] for e in epochs_of(cut)] == [1, 2]
+    assert run(cut, resource.RLIM_INFINITY).returncode == run(whole, resource.RLIM_INFINITY).returncode == 0
+    logged = [e["epochs_done"] for e in read_events(cut) if e["event"] == "epoch"]
+    assert logged == [1, 2, 3]  # the third only: nothing was trained twice
+    weights = "posterior-0/members-00000.safetensors"
+    assert (cut / weights).read_bytes() == (whole / weights).read_bytes()

@@ -40,11 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except KeyboardInterrupt:
-        print(
-            f"\nInterrupted. What was trained is kept; the same command goes on with it:\n"
-            f"  polymode {shlex.join(arguments)}",
-            file=sys.stderr,
-        )
+        print(f"\nInterrupted.{_how_to_go_on(arguments)}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever read our output has gone
         sys.stderr.close()
@@ -68,6 +64,12 @@ def _run(arguments: list[str]) -> int:
     kind = getattr(module, f"{command.title()}Options")
     module.run(parse(kind, command, module.ABOUT, arguments[1:]))
     return 0
+
+
+def _how_to_go_on(arguments: list[str]) -> str:
+    if arguments[0] not in ("compare", "train"):
+        return ""
+    return " What was trained is kept; the same command goes on with it:\n  polymode " + shlex.join(arguments)
 
 
 def _is_usage(error: Exception) -> bool:

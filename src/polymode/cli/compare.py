@@ -1,6 +1,8 @@
 """``polymode compare``: which method is worth its price on this data."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from polymode.cli.jobs import (
     JobOptions,
@@ -12,9 +14,10 @@ from polymode.cli.jobs import (
 )
 from polymode.cli.options import UsageError, command_line, config_of, option
 from polymode.cli.output import console, price_table, print_json, reporter_of, say, scores_table
-from polymode.comparison import compare
+from polymode.comparison import MANIFEST, compare
 from polymode.methods import COMPARED
 from polymode.report import write_page
+from polymode.storage import read_json
 from polymode.training import Method
 from polymode.training.method import describe
 
@@ -40,19 +43,28 @@ class CompareOptions(JobOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.budget is not None and not self.budget > 0:
-            raise UsageError(f"--budget must be positive, got {self.budget}.")
+        if self.budget is not None and not 1 <= self.budget < math.inf:
+            raise UsageError(f"--budget must be at least 1 member-epoch, got {self.budget}.")
+
+
+def _earlier_methods(folder: Path) -> dict[str, str]:
+    """Methods that a comparison in the folder has already: those that are asked for now join them."""
+    if not (folder / MANIFEST).exists():
+        return {}
+    return wanted_methods(read_json(folder / MANIFEST, "comparison")["options"].get("methods", ""), ())
 
 
 def run(options: CompareOptions) -> None:
     """Compare, print the tables, write the page."""
     wanted = wanted_methods(options.methods, COMPARED)
     job = load_job(options)
-    methods = make_methods(wanted, options.set, job.task.training)
     budget = options.budget or job.task.suggested_budget
-    identity = config_of(options) | {"model": job.model_name, "budget": budget}
-    without_methods = {key: value for key, value in identity.items() if key != "methods"}
+    without_methods = config_of(options, without=["methods"]) | {"model": job.model_name, "budget": budget}
     folder = run_folder(options.run, "compare", [options.data, job.model_name], without_methods)
+    wanted = _earlier_methods(folder) | wanted
+    methods = make_methods(wanted, options.set, job.task.training)
+    labelled = ",".join(name if name == label else f"{label}={name}" for label, name in wanted.items())
+    identity = without_methods | {"methods": labelled}
     reporter = reporter_of(options, num_runs=len(methods))
 
     def run_options(method: Method, epochs: int) -> dict:
@@ -80,7 +92,11 @@ def run(options: CompareOptions) -> None:
         )
     finally:
         reporter.close()
-    page = write_page(comparison, folder / "report.html", command=command_line("compare", options))
+    page = write_page(
+        comparison,
+        folder / "report.html",
+        command=command_line("compare", replace(options, methods=labelled)),
+    )
     if options.json:
         print_json(comparison.config() | {"folder": str(folder), "page": str(page)})
         return
@@ -88,10 +104,7 @@ def run(options: CompareOptions) -> None:
     out.print(scores_table(comparison))
     if len(comparison.results) > 1:
         out.print(price_table(comparison))
-    if len(comparison.results[0].replicates) > 1:
-        say(
-            options,
-            f"± is one standard error over {len(comparison.results[0].replicates)} replicates; * is best.",
-        )
+    if comparison.repetitions:
+        say(options, f"± is one standard error over {comparison.repetitions}; * is best.")
     say(options, f"results  {folder}/results.csv, {folder}/results.json")
     say(options, f"page     {page}")

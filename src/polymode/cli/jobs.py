@@ -54,6 +54,11 @@ class JobOptions(ScreenOptions):
     tensorboard: bool = option(False, "also write TensorBoard files into the run's folder", place="screen")
 
     def __post_init__(self) -> None:
+        for section, content in self.set.items():
+            if not isinstance(content, dict):
+                raise UsageError(
+                    f"--set {section}={content!r}: say which option of it, {section}.OPTION=VALUE."
+                )
         for name in ("seeds", "draws"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be at least 1, got {getattr(self, name)}.")

@@ -171,7 +171,7 @@ def _read_config(path: Path, kind: type, command: str) -> dict[str, Any]:
             f"The config {path} is not valid {path.suffix.lstrip('.') or 'YAML'}: {reason}."
         ) from None
     if isinstance(content, dict) and "format_version" in content:
-        if content["format_version"] > FORMAT_VERSION:
+        if not isinstance(content["format_version"], int) or content["format_version"] > FORMAT_VERSION:
             raise UsageError(f"{path} was written by a newer polymode: update polymode to use it.")
         content = content.get("options", {})  # the manifest of a run
     if content is None:

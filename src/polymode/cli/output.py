@@ -11,6 +11,7 @@ from rich.table import Table
 
 from polymode.cli.options import ScreenOptions
 from polymode.comparison import Comparison, Result, Summary
+from polymode.storage import finite
 from polymode.training.progress import Bars, JsonLines, Lines, Reporter, Silent
 
 PIPE_WIDTH = 160  # a table in a log is not folded
@@ -32,7 +33,7 @@ def reporter_of(options: ScreenOptions, num_runs: int = 0) -> Reporter:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """One JSON document on standard output."""
-    print(json.dumps(content, indent=2))
+    print(json.dumps(finite(content), indent=2))
 
 
 def say(options: ScreenOptions, message: str) -> None:

@@ -11,17 +11,18 @@ from torch import Tensor
 
 from polymode.cli.options import UsageError
 from polymode.comparison import TASK
-from polymode.data import ArrayData, Preprocessing, Split, Task, as_task, as_tree
+from polymode.data import Preprocessing, Split, Task, as_task, as_tree
 from polymode.data.folders import read_images
-from polymode.data.loading import load_inputs_for_ood, load_task
+from polymode.data.loading import load_inputs_for_ood, load_labelled, load_task
 from polymode.data.tables import read_table
-from polymode.errors import CheckpointError, InputError
+from polymode.errors import CheckpointError
 from polymode.evaluation import arrays_of
 from polymode.imports import import_object, is_import
 from polymode.models import make_model
 from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.base import MANIFEST
 from polymode.storage import read_json
+from polymode.training.setup import fingerprint
 from polymode.trees import Tree
 
 TABLES = (".csv", ".tsv", ".parquet", ".npz")
@@ -80,27 +81,25 @@ class StoredRun:
         return self.manifest["options"]
 
     def inputs(self, spec: str, index: int) -> tuple[Tree, list[str]]:
-        """New examples as the network wants them, with a name for each."""
+        """New examples as the network wants them, with a name for each where they have names."""
         ready, path = self.preprocessing(index), Path(spec)
         if path.suffix.lower() in TABLES:
-            inputs, _ = read_table(path, ready)
-        elif path.exists():
+            return read_table(path, ready)[0], []
+        if path.exists():
             return read_images(path, ready)
-        elif is_import(spec):
-            inputs = self._imported(spec)
-        else:
-            inputs, _ = arrays_of(self._split(spec, index).test)
-        return inputs, []
+        if is_import(spec):
+            return self._imported(spec, ready), []
+        if spec == self.options["data"]:
+            return arrays_of(self._own_split(index).test)[0], []
+        return load_labelled(spec, ready).inputs, []
 
     def split(self, spec: str, index: int) -> Split:
         """Labelled examples to judge a posterior on; the run's own test data where nothing is named."""
-        ready, path = self.preprocessing(index), Path(spec)
-        if spec and path.suffix.lower() in TABLES:
-            inputs, targets = read_table(path, ready, need_target=True)
-            assert targets is not None
-            data = ArrayData(inputs, targets)
-            return Split(data, data, preprocessing=ready)
-        return self._split(spec or self.options["data"], index)
+        if not spec:
+            return self._own_split(index)
+        ready = self.preprocessing(index)
+        data = load_labelled(spec, ready)
+        return Split(data, data, preprocessing=ready)
 
     @cached_property
     def own_task(self) -> Task:
@@ -111,19 +110,22 @@ class StoredRun:
     def with_ood(self, task: Task, spec: str) -> Task:
         return replace(task, ood=load_inputs_for_ood(spec, task))
 
-    def _split(self, spec: str, index: int) -> Split:
-        own = spec == self.options["data"]
-        task = self.own_task if own else load_task(spec, {})
-        place = index // self.options["seeds"] if own else 0
-        if place >= len(task.splits):
-            raise InputError(f"{spec} has {len(task.splits)} splits now; the run had more.")
+    def _own_split(self, index: int) -> Split:
+        place, spec = index // self.options["seeds"], self.options["data"]
+        task = self.own_task
+        trained_on = self.manifest["signature"]["data"][index]
+        if place >= len(task.splits) or fingerprint(task.splits[place].train) != trained_on:
+            raise CheckpointError(
+                f"{spec} has changed since the run was trained on it: test rows may have been trained on. "
+                "Give labelled rows of their own: --data FILE."
+            )
         return task.splits[place]
 
-    def _imported(self, spec: str) -> Tree:
+    def _imported(self, spec: str, ready: Preprocessing) -> Tree:
         found = import_object(spec, "The data")
         value = found() if callable(found) else found
         if isinstance(value, np.ndarray | Tensor):
-            return as_tree(value)
+            return ready.inputs(as_tree(value))
         return arrays_of(as_task(value, spec).splits[0].test)[0]
 
 

@@ -1,5 +1,6 @@
 """``polymode train``: one method on one data set and network."""
 
+import math
 from dataclasses import dataclass
 
 from polymode.cli.jobs import JobOptions, load_job, make_methods, observer_maker, run_folder
@@ -29,8 +30,8 @@ class TrainOptions(JobOptions):
             raise UsageError("--epochs and --budget are two ways to say one thing: give one.")
         if self.epochs is not None and self.epochs < 1:
             raise UsageError(f"--epochs must be at least 1, got {self.epochs}.")
-        if self.budget is not None and not self.budget > 0:
-            raise UsageError(f"--budget must be positive, got {self.budget}.")
+        if self.budget is not None and not 1 <= self.budget < math.inf:
+            raise UsageError(f"--budget must be at least 1 member-epoch, got {self.budget}.")
 
 
 def run(options: TrainOptions) -> None:

@@ -1,11 +1,12 @@
 """Comparisons: several methods on one task at one price."""
 
 from polymode.comparison.columns import Column, columns_for
-from polymode.comparison.compare import TASK, Replicate, compare, fit_replicates, judge_all
+from polymode.comparison.compare import MANIFEST, TASK, Replicate, compare, fit_replicates, judge_all
 from polymode.comparison.judgement import Judgement, judge
 from polymode.comparison.results import Comparison, Result, Summary
 
 __all__ = [
+    "MANIFEST",
     "TASK",
     "Column",
     "Comparison",

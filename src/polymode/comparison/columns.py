@@ -1,6 +1,5 @@
 """The columns of a comparison: what is shown of each kind of task, and which direction is better."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +13,7 @@ class Column:
 
     key: str
     title: str
-    better: Literal["high", "low"] | float  # a number: the closer to it the better
+    better: Literal["high", "low"] | float | None  # a number: the closer to it the better
     digits: int = 3
     explanation: str = ""
 
@@ -22,7 +21,7 @@ class Column:
         """A number that is lower where the value is better."""
         if self.better == "high":
             return -value
-        return value if self.better == "low" else abs(value - float(self.better))
+        return value if not isinstance(self.better, float) else abs(value - self.better)
 
 
 CLASSES = (
@@ -32,7 +31,7 @@ CLASSES = (
     Column("ece", "ECE", "low", 4, "gap between confidence and accuracy, 15 bins"),
     Column("ood_auroc", "OOD AUROC", "high", 4, "how well entropy tells foreign points, 0.5 is chance"),
     Column(
-        "disagreement", "disagree", "high", 4, "share of points on which two members differ, mean over pairs"
+        "disagreement", "disagree", None, 4, "share of points on which two members differ, mean over pairs"
     ),
 )
 LABELS = (
@@ -43,10 +42,8 @@ NUMBERS = (
     Column("rmse", "RMSE", "low", 4, "root mean square error of the mean, in the target's units"),
     Column("log_density", "log density", "high", 4, "mean log density of the targets, in their units"),
     Column("coverage90", "90 % coverage", 0.9, 3, "share of targets inside the central 90 % interval"),
-    Column("mean_std", "mean std", math.nan, 4, "mean predictive standard deviation"),
-    Column(
-        "disagreement", "disagree", "high", 4, "difference of two members' means over the targets' spread"
-    ),
+    Column("mean_std", "mean std", None, 4, "mean predictive standard deviation"),
+    Column("disagreement", "disagree", None, 4, "difference of two members' means over the targets' spread"),
 )
 
 

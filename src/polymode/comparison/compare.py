@@ -10,16 +10,18 @@ import torch
 from polymode.comparison.columns import columns_for, quality_of
 from polymode.comparison.judgement import Judgement, judge
 from polymode.comparison.results import Comparison, Result
-from polymode.data import Data, Split, Task
+from polymode.data import ArrayData, Data, Split, Task
 from polymode.errors import CheckpointError, require
 from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.posteriors import Posterior
-from polymode.storage import FORMAT_VERSION, read_json, write_json, write_tensors, write_text
+from polymode.storage import FORMAT_VERSION, finite, read_json, write_json, write_tensors, write_text
 from polymode.surgery import Model
 from polymode.training import Epoch, Method, epochs_of, fit
+from polymode.training.fit import usable_device
 from polymode.training.folder import hardware, versions
 from polymode.training.method import describe
 from polymode.training.progress import Reporter, Silent
+from polymode.training.setup import fingerprint, fingerprints
 
 SCORES, MANIFEST, TASK = "scores.json", "comparison.json", "task.json"
 
@@ -84,7 +86,11 @@ def compare(
             observer=observers(folder / label),
         )
         judged = judge_all(posteriors, replicates, folder / label, task.ood, num_draws, reporter, label)
-        results.append(_result(label, sized, epochs, posteriors, judged, folder / label, num_draws))
+        result = _result(label, sized, epochs, posteriors, judged, folder / label, num_draws)
+        spent = result.price["member_epochs"]
+        if abs(spent - budget) > 0.1 * budget:
+            reporter.say(f"{label}: it spent {spent:g} member-epochs, the budget is {budget:g}")
+        results.append(result)
     title = f"{task.name}, budget {budget:g} member-epochs, {_count(len(task.splits), 'split')}"
     comparison = Comparison(
         f"{title}, {_count(len(seeds), 'seed')}",
@@ -95,7 +101,7 @@ def compare(
         versions(),
         hardware(),
     )
-    write_json(folder / "results.json", {"format_version": FORMAT_VERSION} | comparison.config())
+    write_json(folder / "results.json", {"format_version": FORMAT_VERSION} | finite(comparison.config()))
     write_text(folder / "results.csv", comparison.csv())
     write_text(folder / "replicates.csv", comparison.replicates_csv())
     return comparison
@@ -127,7 +133,7 @@ def fit_replicates(
     posteriors = fit(
         method,
         model,
-        [r.data.train for r in replicates],
+        _on_device([r.data.train for r in replicates], device),
         likelihood=likelihood,
         epochs=epochs,
         validation=known if len(known) == len(replicates) else None,
@@ -156,9 +162,16 @@ def judge_all(
     reporter: Reporter,
     label: str,
 ) -> list[dict[str, Any]]:
-    """Scores and curves of every replicate, from the run's folder where they are already."""
+    """Scores and curves of every replicate, from the run's folder where they are about the same already."""
+    about = {
+        "test": fingerprints([replicate.data.test for replicate in replicates]),
+        "ood": None if ood is None else fingerprint(ood),
+        "num_draws": num_draws,
+    }
     if (folder / SCORES).exists():
-        return read_json(folder / SCORES, "set of scores")["replicates"]
+        saved = read_json(folder / SCORES, "set of scores")
+        if saved["about"] == about:
+            return saved["replicates"]
     reporter.say(f"{label}: judging {_count(len(replicates), 'posterior')}")
     found = []
     for index, (posterior, replicate) in enumerate(zip(posteriors, replicates, strict=True)):
@@ -172,8 +185,18 @@ def judge_all(
                 "curves": judgement.curves,
             }
         )
-    write_json(folder / SCORES, {"format_version": FORMAT_VERSION, "what": "scores", "replicates": found})
-    return found
+    content = {"what": "scores", "about": about, "replicates": finite(found)}
+    write_json(folder / SCORES, {"format_version": FORMAT_VERSION} | content)
+    return content["replicates"]
+
+
+def _on_device(sources: Sequence[Data], device: torch.device | str | None) -> list[Data]:
+    """Arrays in the device's memory, where batches are gathered and augmented fastest; each once."""
+    if device is None or usable_device(device).type == "cpu":
+        return list(sources)
+    distinct = {id(source): source for source in sources}
+    moved = {k: s.to(device) if isinstance(s, ArrayData) else s for k, s in distinct.items()}
+    return [moved[id(source)] for source in sources]
 
 
 def _claim(folder: Path, options: Mapping[str, Any]) -> None:
@@ -209,19 +232,20 @@ def _result(
         "parameters": first.num_parameters,
         "passes": num_draws if first.num_members is None else first.num_members,
     }
-    return Result(label, describe(method), epochs, judged, price, record, _learning(folder, price))
+    learning = _learning(folder)
+    return Result(label, describe(method), epochs, judged, price, first.num_members, record, learning)
 
 
-def _learning(folder: Path, price: Mapping[str, float]) -> dict[str, list[float]]:
+def _learning(folder: Path) -> dict[str, list[float]]:
     """Mean validation NLL of the members after every epoch, against member-epochs spent so far."""
-    epochs = [e for e in epochs_of(folder) if e["validation"].get("nll")]
-    if not epochs:
-        return {}
-    each = price["member_epochs"] / len(epochs)
-    known = [[v for v in e["validation"]["nll"] if v is not None] for e in epochs]
+    known = [
+        (epoch["member_epochs"], [v for v in epoch["validation"].get("nll", []) if v is not None])
+        for epoch in epochs_of(folder)
+    ]
+    known = [(spent, values) for spent, values in known if values]
     return {
-        "member_epochs": [each * (i + 1) for i, values in enumerate(known) if values],
-        "validation_nll": [sum(values) / len(values) for values in known if values],
+        "member_epochs": [spent for spent, _ in known],
+        "validation_nll": [sum(values) / len(values) for _, values in known],
     }
 
 

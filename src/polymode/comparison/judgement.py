@@ -17,6 +17,7 @@ from polymode.predictive import CategoricalPredictive, GaussianPredictive, label
 
 NUM_BINS = 20  # of histograms
 MATRIX_MEMBERS = 40  # members beyond these are not shown in a matrix of pairs
+PAIR_MEMBERS = 200  # members beyond these do not count in a mean over pairs
 LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))  # nominal coverage of central intervals
 
 
@@ -56,7 +57,7 @@ def judge(
     curves = _curves(evaluation) | opinions.curves()
     if "difference" in curves:
         curves["cosine"] = _cosine(posterior, count, draws())
-        scores["disagreement"] = off_diagonal_mean(opinions.difference())
+        scores["disagreement"] = off_diagonal_mean(opinions.difference(PAIR_MEMBERS))
     return Judgement(scores, curves, _predictions(evaluation, split.preprocessing.target_scale))
 
 
@@ -102,9 +103,9 @@ class _Opinions:
             torch.cat(integrals) if is_regression else None,
         )
 
-    def difference(self) -> Tensor:
+    def difference(self, num_members: int) -> Tensor:
         """Share of different labels, or root mean square difference of means over the targets' spread."""
-        some = self.answers[:MATRIX_MEMBERS]
+        some = self.answers[:num_members]
         if not self.spread:
             return label_disagreement(some)
         rows = [(some - row).double().square().mean(-1).sqrt() for row in some]
@@ -115,7 +116,7 @@ class _Opinions:
         first = torch.logcumsumexp(weighted, 0) - torch.logcumsumexp(self.log_weights, 0)[:, None]
         curves: dict[str, Any] = {"nll_by_members": (-first.mean(1)).tolist()}
         if len(self.log_prob) > 1:
-            curves["difference"] = self.difference().tolist()
+            curves["difference"] = self.difference(MATRIX_MEMBERS).tolist()
         if self.probability_integral is not None:
             centred = (self.probability_integral - 0.5).abs()
             curves["coverage"] = {

@@ -3,10 +3,11 @@
 import csv
 import io
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from polymode.comparison.columns import Column
 
@@ -21,8 +22,9 @@ class Summary:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Summary":
-        error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-        return cls(statistics.fmean(values), error, len(values))
+        with np.errstate(invalid="ignore"):  # an infinite score has no finite spread
+            error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
+        return cls(float(np.mean(values)), error, len(values))
 
     def text(self, digits: int) -> str:
         """The mean with its error, at a fixed number of digits."""
@@ -36,6 +38,7 @@ class Result:
 
     replicates: a dictionary for every split and seed, with "split", "seed", "scores" and "curves".
     price: member_epochs, seconds (of training one replicate), parameters, passes (to predict one point).
+    num_members: None where any number can be drawn. learning: validation NLL against member-epochs.
     """
 
     label: str
@@ -43,13 +46,27 @@ class Result:
     epochs: int
     replicates: Sequence[Mapping[str, Any]]
     price: Mapping[str, float]
+    num_members: int | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     learning: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def unit(self) -> str:
+        """What standard errors are over: splits where there are several, else seeds."""
+        return "split" if len({replicate["split"] for replicate in self.replicates}) > 1 else "seed"
+
     def values(self, key: str) -> list[float] | None:
-        """A score of every replicate, or None where the method has no such score."""
-        found = [replicate["scores"].get(key) for replicate in self.replicates]
-        return None if any(value is None for value in found) else found
+        """A score of every unit, or None where the method has no such score.
+
+        Seeds of one split share its data, so they are no independent repetitions: their mean is one value.
+        """
+        by_unit: dict[int, list[float]] = {}
+        for replicate in self.replicates:
+            value = replicate["scores"].get(key)
+            if value is None:
+                return None
+            by_unit.setdefault(replicate[self.unit], []).append(value)
+        return [float(np.mean(values)) for values in by_unit.values()]
 
     def summary(self, key: str) -> Summary | None:
         values = self.values(key)
@@ -70,7 +87,7 @@ class Comparison:
 
     def best(self, column: Column) -> set[str]:
         """Labels of the results with the best mean, as far as the digits shown can tell."""
-        if isinstance(column.better, float) and math.isnan(column.better):
+        if column.better is None:
             return set()
         ranks = {
             result.label: round(column.rank(summary.mean), column.digits)
@@ -83,12 +100,18 @@ class Comparison:
         return {label for label, rank in ranks.items() if rank == lowest}
 
     def gain(self, result: Result) -> Summary | None:
-        """How much better than the first result, paired over replicates; positive is better."""
+        """How much better than the first result, paired over splits (or seeds); positive is better."""
         ours, theirs = result.values(self.quality.key), self.results[0].values(self.quality.key)
         if ours is None or theirs is None or result is self.results[0]:
             return None
         rank = self.quality.rank
         return Summary.of([rank(b) - rank(a) for a, b in zip(ours, theirs, strict=True)])
+
+    @property
+    def repetitions(self) -> str:
+        """What standard errors are over, in words; empty where there are none."""
+        count = len(self.results[0].values(self.quality.key) or [])
+        return f"{count} {self.results[0].unit}s" if count > 1 else ""
 
     def shown_columns(self) -> list[Column]:
         """Columns for which at least one method has a score."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from polymode.data.sources import ArrayData
 from polymode.data.tables import share_of
 from polymode.data.task import Preprocessing, Split, Task, standardised, training_parts
-from polymode.errors import InputError, require
+from polymode.errors import InputError, require, unknown_name
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
@@ -85,6 +85,19 @@ def read_images(
     channels, *size = preprocessing.image_shape
     pixels = np.stack([_pixels(_opened(file), channels == 1, (size[0], size[1])) for file in files])
     return preprocessing.inputs(_raw(pixels)), names
+
+
+def labelled_images(path: Path | str, preprocessing: Preprocessing) -> ArrayData:
+    """Images of a folder with class subfolders, prepared and numbered as those a network was trained on."""
+    path = Path(path)
+    names = _class_names(path)
+    for name in names:
+        if name not in preprocessing.classes:
+            raise unknown_name(f"class folder in {path}", name, preprocessing.classes)
+    found = _labelled_files(path, names)
+    inputs, _ = read_images(found.files, preprocessing)
+    numbers = torch.tensor([preprocessing.classes.index(name) for name in names])
+    return ArrayData(inputs, numbers[found.labels])
 
 
 def _folder_task(

@@ -102,6 +102,32 @@ def load_inputs_for_ood(spec: str, task: Task, folder: Path | str | None = None)
     )
 
 
+def load_labelled(spec: str, ready: Preprocessing, folder: Path | str | None = None) -> ArrayData:
+    """Labelled examples from a table, a folder of images or a data set, prepared as ``ready`` says.
+
+    Of a data set or a function the test data are taken; their own standardisation is undone first.
+    """
+    path = Path(spec)
+    if spec not in DATA and path.suffix.lower() in tables.SUFFIXES:
+        inputs, targets = tables.read_table(path, ready, need_target=True)
+        assert targets is not None
+        return ArrayData(inputs, targets)
+    if spec not in DATA and path.is_dir():
+        return folders.labelled_images(path, ready)
+    split = load_task(spec, {}, folder).splits[0]
+    theirs, examples = split.preprocessing, list(split.test.in_order())
+    inputs = ready.inputs(_raw_again(torch.cat([part.inputs for part in examples]), theirs))
+    targets = torch.cat([part.targets for part in examples])
+    if targets.is_floating_point():
+        return ArrayData(inputs, ready.targets(targets * theirs.target_scale + theirs.target_shift))
+    if theirs.classes and ready.classes and theirs.classes != ready.classes:
+        for name in theirs.classes:
+            if name not in ready.classes:
+                raise unknown_name(f"class of {spec}", name, ready.classes)
+        targets = torch.tensor([ready.classes.index(name) for name in theirs.classes])[targets]
+    return ArrayData(inputs, targets)
+
+
 # Loaders and their options.
 
 

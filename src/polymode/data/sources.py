@@ -203,13 +203,15 @@ class _Seeded(Dataset):
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         row, seed = key
-        python_state = random.getstate()
+        python_state, numpy_state = random.getstate(), np.random.get_state()
         random.seed(derive_seed(seed, "python"))
+        np.random.seed(derive_seed(seed, "numpy") % 2**32)
         try:
             with global_seed(derive_seed(seed)):
                 return self.dataset[row]
         finally:
             random.setstate(python_state)
+            np.random.set_state(numpy_state)
 
 
 class LoaderData(Data):
@@ -268,6 +270,7 @@ class LoaderData(Data):
             worker_init_fn=self.loader.worker_init_fn,
             multiprocessing_context=self.loader.multiprocessing_context if workers else None,
             prefetch_factor=self.loader.prefetch_factor if workers else None,
+            generator=torch.Generator(),  # it draws a seed for its workers, and not from the user's generator
         )
         return map(_examples, rebuilt)
 

@@ -4,6 +4,7 @@ A text file has a header row of column names. An .npz file holds ``x`` and ``y``
 ``targets``), and may hold test data of its own as ``x_test`` and ``y_test`` (``inputs_test``, ...).
 """
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -225,16 +226,27 @@ def _read_frame(path: Path, separator: str | None) -> Any:
     pandas = _pandas()
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path, pandas)
-    separator = separator or SEPARATORS[path.suffix.lower()]
+    separator = separator or _separator_of(path)
     try:
         # Blank lines are read and dropped, so that row numbers stay line numbers.
-        frame = pandas.read_csv(path, sep=separator, skip_blank_lines=False)
-    except (ValueError, pandas.errors.ParserError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)  # fewer names than columns
+            frame = pandas.read_csv(path, sep=separator, skip_blank_lines=False, index_col=False)
+    except (ValueError, pandas.errors.ParserError, pandas.errors.ParserWarning) as error:
         raise InputError(
             f"{path} cannot be read as a table ({error}). Check its separator and rows."
         ) from error
     _check_header([str(name) for name in frame.columns], path, separator)
     return _with_rows(frame.dropna(how="all"), path)
+
+
+def _separator_of(path: Path) -> str:
+    """The usual one of the file's ending, or what its first line is split by instead."""
+    usual = SEPARATORS[path.suffix.lower()]
+    with path.open(errors="replace") as file:
+        first = file.readline()
+    others = [other for other in (";", "\t", "|", ",") if other in first]
+    return usual if usual in first or not others else others[0]
 
 
 def _read_parquet(path: Path, pandas: Any) -> Any:

@@ -18,12 +18,16 @@ from polymode.models.text import MeanEmbedding
 
 @dataclass(frozen=True)
 class Architecture:
-    """A network that can be named. takes: the kind of examples, "table", "images" or "tokens"."""
+    """A network that can be named.
+
+    takes: the kind of examples, "table", "images" or "tokens". square: built for one size of image.
+    """
 
     name: str
     takes: str
     summary: str
     build: Callable[..., nn.Module]
+    square: bool = False
 
     def factory(
         self, example_shape: Sequence[int], num_outputs: int, options: Mapping[str, Any]
@@ -49,7 +53,7 @@ class Architecture:
             )
         channels, height, width = shape
         given: dict[str, Any] = {"num_classes": num_outputs, "in_channels": channels} | dict(options)
-        if isinstance(self.build, type) and issubclass(self.build, SmallCNN | MediumCNN):
+        if self.square:
             if height != width:
                 raise InputError(
                     f"The model {self.name} takes square images, these are {height}×{width}. resnet20 takes "
@@ -64,8 +68,10 @@ MODELS: dict[str, Architecture] = {
     architecture.name: architecture
     for architecture in (
         Architecture("mlp", "table", "fully connected; options hidden, batch_norm, dropout", MLP),
-        Architecture("smallcnn", "images", "three convolutions, 16-32-32 channels", SmallCNN),
-        Architecture("mediumcnn", "images", "four convolutions, 64-128-256-256 channels", MediumCNN),
+        Architecture("smallcnn", "images", "three convolutions, 16-32-32 channels", SmallCNN, square=True),
+        Architecture(
+            "mediumcnn", "images", "four convolutions, 64-128-256-256 channels", MediumCNN, square=True
+        ),
         Architecture("resnet20", "images", "residual, BatchNorm, 3 blocks a stack", resnet20),
         Architecture("resnet32", "images", "residual, BatchNorm, 5 blocks a stack", resnet32),
         Architecture("resnet56", "images", "residual, BatchNorm, 9 blocks a stack", resnet56),

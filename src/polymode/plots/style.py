@@ -4,7 +4,6 @@ from typing import Any
 
 # Okabe and Ito's palette, without its yellow, which is too light for lines.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7F7F7F")
-DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def colour(index: int) -> str:

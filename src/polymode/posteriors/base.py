@@ -273,9 +273,14 @@ class Posterior(ABC):
             rows = slice(start, min(start + chunk, num_points))
             part = map_tree(lambda x, rows=rows: x[rows], inputs)
             draws = _copy(generator, state)
-            pieces = list(self.outputs(part, num_members, draws, batch_size=chunk, first_example=start))
-            outputs = map_tree(lambda *t: torch.cat(t), *(piece[1] for piece in pieces))
-            yield rows, outputs, torch.cat([piece[2] for piece in pieces])
+            blocks: list[list[tuple[Tree, Tensor]]] = []  # of members; each a list over batches of points
+            for batch, outputs, weights in self.outputs(part, num_members, draws, first_example=start):
+                if batch.start == 0:
+                    blocks.append([])
+                blocks[-1].append((outputs, weights))
+            joined = [map_tree(lambda *t: torch.cat(t, 1), *(o for o, _ in block)) for block in blocks]
+            outputs = map_tree(lambda *t: torch.cat(t), *joined)
+            yield rows, outputs, torch.cat([block[0][1] for block in blocks])
 
     def log_prob(
         self,

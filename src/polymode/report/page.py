@@ -33,6 +33,9 @@ def write_page(comparison: Comparison, path: str | Path, *, command: str = "") -
     content = Template(TEMPLATE.read_text()).substitute(
         title=_escape(comparison.title),
         summary=_summary(comparison),
+        repetitions=f"Mean ± one standard error over {comparison.repetitions}."
+        if comparison.repetitions
+        else "One split, one seed: no standard errors.",
         scores=_scores_table(comparison),
         prices=_price_table(comparison),
         explanations=_explanations(comparison),
@@ -142,8 +145,8 @@ def _explanations(comparison: Comparison) -> str:
         f"<li><b>{_escape(c.title)}</b>: {_escape(c.explanation)}</li>" for c in comparison.shown_columns()
     ]
     items += [
-        "<li><b>gain</b>: difference to the first method, paired over replicates; positive is better</li>",
-        "<li><b>member-epochs</b>: gradient passes over the training data, the same for all methods</li>",
+        "<li><b>gain</b>: difference to the first method, paired over splits or seeds; + is better</li>",
+        "<li><b>member-epochs</b>: gradient passes over the training data that were spent</li>",
         "<li><b>seconds</b>: of training, divided by the replicates that were trained side by side</li>",
     ]
     return "<ul>" + "".join(items) + "</ul>"
@@ -232,9 +235,11 @@ def _price(comparison: Comparison, results: Mapping[str, Result]) -> tuple[Any, 
     for label, result in results.items():
         curves = [replicate["curves"]["nll_by_members"] for replicate in result.replicates]
         means = [sum(values) / len(values) for values in zip(*curves, strict=True)]
+        if result.num_members is None:  # draws cost no training: all of them stand for the whole price
+            means = means[-1:]
         each = result.price["member_epochs"] / len(means)
         members[label] = ([each * (i + 1) for i in range(len(means))], means)
-        if result.learning:
+        if result.learning.get("member_epochs"):
             learning[label] = (result.learning["member_epochs"], result.learning["validation_nll"])
     caption = "Solid: test NLL of the first 1, 2, … members together, against what they cost."
     if learning:

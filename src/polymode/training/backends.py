@@ -39,6 +39,7 @@ def choose_backend(set_up: SetUp, source: Data, wanted: AnyBackend) -> Choice:
     seconds: dict[str, float] = {}
     if wanted == "loop" or (wanted == "auto" and (alone or execution.uses_global_random)):
         chosen: Backend = "loop"
+        _step_seconds(set_up, "loop", repeats=0)  # a cold first step is no part of the training's time
     elif wanted == "vmap":
         _step_seconds(set_up, "vmap", repeats=0)
         chosen = "vmap"

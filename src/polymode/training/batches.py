@@ -105,6 +105,11 @@ class Batches:
         # One data set may be given several times (for several seeds): it is held once.
         distinct = list({id(part): part for part in data}.values())
         self.source = distinct[0] if len(distinct) == 1 else _joined(distinct)
+        if not self.source.replayable and len(data) > 1:
+            raise InputError(
+                "An IterableDataset has one order of its own: it cannot be trained on side by side. Fit it "
+                "once for each seed."
+            )
         self.batch_size = data[0].batch_size
         self.drop_last = data[0].drop_last
         self.shared_order = shared_order or not self.source.replayable

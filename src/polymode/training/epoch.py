@@ -10,7 +10,8 @@ class Epoch:
     """What an observer is told at the end of every epoch; losses and validation scores are [M].
 
     labels: [M, 3], data set, chain and member. rate: the schedule's factor at the last step.
-    learning_rates: of each optimiser, with that factor. epochs_done: in all phases.
+    learning_rates: of each optimiser, with that factor. epochs_done: in all phases. member_epochs: gradient
+    passes over a data set so far, the mean over data sets.
     """
 
     phase: str
@@ -21,3 +22,4 @@ class Epoch:
     rate: float
     learning_rates: dict[str, float]
     epochs_done: int
+    member_epochs: float

@@ -1,14 +1,13 @@
 """The event log of a run: one JSON object a line, only ever appended to, readable by anything."""
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from polymode.errors import CheckpointError
-from polymode.storage import writing
+from polymode.storage import finite, writing
 
 EVENTS = "events.jsonl"
 
@@ -20,7 +19,7 @@ class EventLog:
         self.path = folder / EVENTS
 
     def write(self, event: str, **content: Any) -> None:
-        line = json.dumps({"event": event, "time": round(time.time(), 3)} | _plain(content)) + "\n"
+        line = json.dumps({"event": event, "time": round(time.time(), 3)} | finite(_rounded(content))) + "\n"
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b") as file:
@@ -58,12 +57,10 @@ def _last_byte(path: Path) -> bytes:
         return file.read(1)
 
 
-def _plain(value: Any) -> Any:
-    """JSON has no NaN or infinity: they become null."""
+def _rounded(value: Any) -> Any:
+    """Six digits are enough for a log."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
-    return value
+        return [_rounded(item) for item in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value

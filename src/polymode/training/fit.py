@@ -167,13 +167,17 @@ def _validation_list(validation: Any, count: int, *, many: bool) -> list[Data] |
     return sources
 
 
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device, or an ``InputError`` that says why it cannot be used."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
+
+
 def _device(device: torch.device | str | None, model: Model) -> torch.device:
     if device is not None:
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise InputError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
-        return torch.device(device)
+        return usable_device(device)
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     return torch.device("cpu") if parameter is None else parameter.device
 

@@ -8,15 +8,18 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from polymode._version import __version__
+from polymode.errors import CheckpointError
 from polymode.posteriors import Posterior
 from polymode.posteriors.base import MANIFEST
-from polymode.storage import FORMAT_VERSION, read_json, write_json
+from polymode.storage import FORMAT_VERSION, read_json, write_json, writing
 from polymode.training.checkpoint import Checkpoints, check_signature
 from polymode.training.epoch import Epoch
 from polymode.training.events import EventLog
@@ -35,6 +38,23 @@ class RunFolder:
         self.events = EventLog(path)
         self._record: dict[str, Any] = {}
         self._labels: list[list[int]] = []
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes out of the folder; the system lets go of it however this process ends."""
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / ".lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                raise CheckpointError(
+                    f"Another process is working in {self.path}: wait for it, or choose another folder."
+                ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     @property
     def is_finished(self) -> bool:
@@ -69,6 +89,7 @@ class RunFolder:
             epochs_done=epoch.epochs_done,
             phase=epoch.phase,
             epoch=epoch.epoch,
+            member_epochs=epoch.member_epochs,
             learning_rates=epoch.learning_rates,
             losses=epoch.losses.tolist(),
             validation={name: scores.tolist() for name, scores in epoch.validation.items()},
@@ -113,12 +134,13 @@ def versions() -> dict[str, str]:
 
 def hardware() -> dict[str, Any]:
     """The machine, in a few words."""
-    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    # A name is asked for only where CUDA is in use: asking would start it up.
+    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     return {
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
-        "cuda": devices,
+        "cuda": [torch.cuda.get_device_name(device) for device in devices],
     }

@@ -75,10 +75,24 @@ class Run:
         checkpoint_seconds: float,
     ) -> list[Posterior]:
         """Train from wherever the run stands to its end; with a folder, nothing done is ever lost."""
-        folder = None if self.folder is None else RunFolder(self.folder, self.signature, self.options)
-        if folder is not None and folder.is_finished:
+        if self.folder is None:
+            return self._run(None, backend, observer, reporter, checkpoint_seconds)
+        folder = RunFolder(self.folder, self.signature, self.options)
+        with folder.lock():
+            if not folder.is_finished:
+                return self._run(folder, backend, observer, reporter, checkpoint_seconds)
             reporter.skip(self.title)
-            return [load_posterior(path, self.job.model) for path in folder.posteriors()]
+            stored = (load_posterior(path, self.job.model) for path in folder.posteriors())
+            return [posterior.to(self.job.device) for posterior in stored]
+
+    def _run(
+        self,
+        folder: RunFolder | None,
+        backend: AnyBackend,
+        observer: Callable[[Epoch], None] | None,
+        reporter: Reporter,
+        checkpoint_seconds: float,
+    ) -> list[Posterior]:
         if folder is not None and folder.checkpoints.exist:
             self._restore(folder.checkpoints.load())
             folder.began(self.record, "resume", epochs_done=self.position.epochs_done)
@@ -87,16 +101,20 @@ class Run:
             if folder is not None:
                 folder.began(self.record, "begin")
                 folder.save(self.position.number, self._content())
-        reporter.begin(self.title, self.num_epochs)
+        reporter.begin(self.title, self.num_epochs, self.position.epochs_done)
         try:
+            # What is asked for during the ending waits until everything is written.
             with Interruption() if folder is not None else nullcontext() as interruption:
                 self._train_on(folder, observer, reporter, interruption, checkpoint_seconds)
-        finally:
-            reporter.end(self.title)
-        self.record["total_seconds"] = round(self.earlier + time.perf_counter() - self.began, 3)
-        posteriors = self.posteriors()
-        if folder is not None:
-            folder.finish(posteriors)
+                self.record["total_seconds"] = round(self.earlier + time.perf_counter() - self.began, 3)
+                posteriors = self.posteriors()
+                if folder is not None:
+                    folder.save(self.position.number, self._content())
+                    folder.finish(posteriors)
+        except BaseException:
+            reporter.close()
+            raise
+        reporter.end(self.title)
         return posteriors
 
     def _train_on(
@@ -221,6 +239,7 @@ class Run:
             self.rate,
             {name: optimizer.spec.lr * self.rate for name, optimizer in self.state.optimizers.items()},
             position.epochs_done,
+            sum(self._spent(d) for d in range(len(self.job.sources))) / len(self.job.sources),
         )
 
     def _report(self, reporter: Reporter) -> None:
@@ -261,18 +280,21 @@ class Run:
             chains[group.data_set].append(posterior)
         return [replace(merge(p), record=self._record_of(d)) for d, p in chains.items()]
 
-    def _record_of(self, data_set: int) -> dict[str, Any]:
-        spent = sum(
+    def _spent(self, data_set: int) -> float:
+        """Member-epochs that a data set has cost so far."""
+        return sum(
             int(self.state.gradient_examples[index]) / group.num_examples
             for index, group in enumerate(self.batches.groups)
             if group.data_set == data_set
         )
+
+    def _record_of(self, data_set: int) -> dict[str, Any]:
         return self.record | {
             "method": self.job.method.config(),
             "epochs": self.job.epochs,
             "seed": self.job.seeds[data_set],
             "num_examples": self.job.sources[data_set].num_examples,
-            "member_epochs": spent,
+            "member_epochs": self._spent(data_set),
             "training_seconds": round(self.seconds, 3),
             "peak_memory_mb": round(peak_memory(self.job.device) / 2**20),
             "precision": self.job.precision,

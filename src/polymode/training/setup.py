@@ -49,8 +49,8 @@ class Job:
             "epochs": self.epochs,
             "seeds": list(self.seeds),
             "first_chain": self.first_chain,
-            "data": [fingerprint(source) for source in self.sources],
-            "validation": [fingerprint(source) for source in self.validation or []],
+            "data": fingerprints(self.sources),
+            "validation": fingerprints(self.validation or []),
             "precision": self.precision,
             "shared_order": self.shared_order,
             "constants": digest_of(network.constants(owned)),
@@ -197,6 +197,12 @@ def digest_of(tensors: Tensors) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def fingerprints(sources: Sequence[Data]) -> list[str]:
+    """A digest of each data set; one that occurs several times is read once."""
+    known = {id(source): fingerprint(source) for source in {id(s): s for s in sources}.values()}
+    return [known[id(source)] for source in sources]
 
 
 def fingerprint(data: Data) -> str:

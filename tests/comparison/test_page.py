@@ -87,6 +87,7 @@ def test_the_page_stands_alone_and_shows_every_figure(tmp_path, likelihood, titl
     for title, expected in zip(drawn, titles, strict=True):
         assert title.startswith(expected)
     assert "polymode compare --x" in text
+    assert f"torch {torch.__version__}" in text
     for column in found.shown_columns():
         for result in found.results:
             summary = result.summary(column.key)

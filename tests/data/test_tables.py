@@ -282,5 +282,5 @@ def test_the_separator_is_seen_in_the_first_line(tmp_path):
 def test_a_header_that_is_too_short_is_refused(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("x,y\n1,2,3\n4,5,6\n7,8,9\n")
-    with pytest.raises(InputError, match="cannot be read as a table .*Length of header"):
+    with pytest.raises(InputError, match=r"cannot be read as a table .*Length of header"):
         table(path)

@@ -41,6 +41,7 @@ def write_page(comparison: Comparison, path: str | Path, *, command: str = "") -
         explanations=_explanations(comparison),
         figures=figures,
         command=_escape(command or "—"),
+        versions=_escape(", ".join(f"{name} {version}" for name, version in comparison.versions.items())),
         details=_escape(json.dumps(_details(comparison), indent=2)),
         # No part of the script may look like the end of its element.
         plotly=get_plotlyjs().replace("</script", "<\\/script"),

@@ -9,7 +9,7 @@ Curve = Mapping[str, Sequence[float]]
 
 
 def reliability_figure(curves: Mapping[str, Curve]) -> Any:
-    """Accuracy against confidence, a line a method; size of the dots: share of points in the bin.
+    """Accuracy against confidence, a line a method; size of the dots: share of points; bars: standard error.
 
     curves: label -> {"counts", "accuracy", "confidence"}, lists over bins; empty bins are left out.
     """
@@ -24,6 +24,7 @@ def reliability_figure(curves: Mapping[str, Curve]) -> Any:
             mode="lines+markers",
             name=label,
             line={"color": colour(index), "width": 2},
+            error_y={"type": "data", "array": [_error(curve, i) for i in filled], "thickness": 1, "width": 0},
             marker={"size": [5 + 20 * (curve["counts"][i] / total) ** 0.5 for i in filled], "opacity": 0.8},
             customdata=[[curve["counts"][i], 100 * curve["counts"][i] / total] for i in filled],
             hovertemplate=(
@@ -34,6 +35,13 @@ def reliability_figure(curves: Mapping[str, Curve]) -> Any:
     drawn.update_xaxes(range=[0, 1.02])
     drawn.update_yaxes(range=[0, 1.02])
     return drawn
+
+
+def _error(curve: Curve, index: int) -> float:
+    """Standard error of a bin's accuracy; one hit and one miss more keep a bin of one point uncertain."""
+    count = curve["counts"][index]
+    share = (curve["accuracy"][index] * count + 1) / (count + 2)
+    return (share * (1 - share) / (count + 2)) ** 0.5
 
 
 def coverage_figure(curves: Mapping[str, Curve]) -> Any:

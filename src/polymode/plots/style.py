@@ -30,7 +30,7 @@ def figure(title: str, x_title: str, y_title: str, *, height: int = 420) -> Any:
             "plot_bgcolor": "white",
             "paper_bgcolor": "white",
             "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#222"},
-            "legend": {"orientation": "h", "y": -0.2, "x": 0},
+            "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
             "xaxis": axis | {"title": {"text": x_title}},
             "yaxis": axis | {"title": {"text": y_title}},
             "hovermode": "closest",

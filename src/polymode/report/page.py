@@ -188,7 +188,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[Any, str]]:
     reliability = {label: curve for label, r in results.items() if (curve := _reliability(r))}
     if reliability:
         caption = (
-            "Below the dotted line: over-confident, above it: under-confident. Larger dots hold more points;"
+            "Below the dotted line: over-confident, above: under-confident. Larger dots hold more points;"
         )
         yield reliability_figure(reliability), f"{caption} bars are one standard error.{pooled}"
     for quantity in ("confidence", "entropy"):

@@ -233,7 +233,7 @@ def test_the_users_own_model_and_data(tmp_path):
         *("--set", "deep_ensemble.num_members=2", "--tensorboard"),
         cwd=tmp_path,
     )
-    assert "ood_auroc" in result.stdout
+    assert "OOD AUROC" in result.stdout
     assert list((tmp_path / "out/tensorboard").glob("events.out.tfevents.*"))
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     assert manifest["options"]["set"] == {"model": {"width": 6}, "data": {"shift": 0.5}}

@@ -36,6 +36,8 @@ def test_standard_errors_are_those_of_a_mean():
     assert summary.standard_error == pytest.approx(math.sqrt(variance / 3))
     assert summary.text(2) == "2.33 ±0.88"
     assert Summary.of([1.0]).text(1) == "1.0"
+    assert Summary.of([81289.1183]).text(4) == "81289"
+    assert Summary.of([-27.24084, -27.24084]).text(4) == "-27.241 ±0.000"
 
 
 def test_seeds_of_one_split_are_no_independent_repetitions():

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
@@ -62,7 +63,7 @@ def _list(options: DataOptions) -> None:
         content = [dict(zip(("name", "summary", "state"), row, strict=True)) for row in rows]
         print_json({"folder": str(data_folder()), "data": content})
         return
-    table = Table("data set", "what it is", "state")
+    table = Table("data set", "what it is", "state", box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     console().print(table)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polymode.cli.options import ScreenOptions, UsageError, option
-from polymode.cli.output import console, mapping_table, print_json, reporter_of, say
+from polymode.cli.output import console, posterior_table, print_json, reporter_of, say
 from polymode.cli.runs import StoredRun
-from polymode.comparison import Summary, judge
+from polymode.comparison import judge
 from polymode.storage import write_text
 
 ABOUT = """Judge the posteriors of a run: on its own test data, or on a table or data set of yours."""
@@ -23,7 +23,7 @@ class EvaluateOptions(ScreenOptions):
     )
     ood: str = option("", "data set outside the distribution")
     draws: int = option(100, "networks drawn of a posterior that has no end of them")
-    out: str = option("", "also write the scores to this .json file")
+    out: str = option("", "also write all scores to this .json file")
 
 
 def run(options: EvaluateOptions) -> None:
@@ -50,8 +50,7 @@ def run(options: EvaluateOptions) -> None:
     if options.json:
         print_json({"run": options.run, "posteriors": found})
         return
-    means = {key: Summary.of([scores[key] for scores in found]).text(4) for key in found[0]}
-    where = options.data or "its test data"
-    console().print(mapping_table(f"{stored.manifest['method']['name']} on {where}", means))
+    title = f"{stored.manifest['method']['name']} on {options.data or 'its test data'}"
+    console().print(posterior_table(title, stored.posterior(0).network.likelihood, found))
     if options.out:
         say(options, f"scores   {options.out}")

@@ -184,7 +184,8 @@ def run_folder(given: str, kind: str, parts: Sequence[str], identity: Mapping[st
     """The folder that was given, or one whose name follows from the options: the same command goes on."""
     if given:
         return Path(given)
-    words = [re.sub(r"[^\w.-]+", "-", Path(part).stem if "/" in part else part).strip("-") for part in parts]
+    names = [Path(part).stem if "/" in part or "." in Path(part).name else part for part in parts]
+    words = [re.sub(r"[^\w-]+", "-", name).strip("-") for name in names]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:6]
     return Path("runs") / "-".join([kind, *words, digest])
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from polymode.cli.options import ScreenOptions, option
@@ -46,7 +47,11 @@ def run(options: MethodsOptions) -> None:
     out.print(equation, markup=False)
     out.print(f"\ncost: {method.cost}\n", markup=False)
     table = Table(
-        "option", "default", "meaning", title="options (--set NAME.OPTION=VALUE)", title_justify="left"
+        *("option", "default", "meaning"),
+        title=f"options (--set {method.name}.OPTION=VALUE)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
     )
     for row in rows:
         table.add_row(*row)
@@ -60,7 +65,7 @@ def _list(options: MethodsOptions) -> None:
         content = [{"name": n, "summary": s, "cost": c, "compared": n in COMPARED} for n, s, c in rows]
         print_json({"methods": content})
         return
-    table = Table("method", "what it is", "cost")
+    table = Table("method", "what it is", "cost", box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     out = console()

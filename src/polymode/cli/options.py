@@ -104,7 +104,7 @@ def _add(parser: argparse.ArgumentParser, each: dataclasses.Field, annotation: A
     metadata, name = each.metadata, each.name
     explanation = metadata["help"]
     shown = each.default
-    if shown not in (dataclasses.MISSING, None, "", False) and metadata["place"] != "argument":
+    if isinstance(shown, str | int | float) and not isinstance(shown, bool) and shown != "":
         explanation += f" (default: {shown})"
     explanation = explanation.replace("%", "%%")
     if name == "set":

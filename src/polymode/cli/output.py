@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from polymode.cli.options import ScreenOptions
-from polymode.comparison import Comparison, Result, Summary
+from polymode.comparison import Comparison, Result, Summary, columns_for
+from polymode.likelihoods import Likelihood
 from polymode.storage import finite
 from polymode.training.progress import Bars, JsonLines, Lines, Reporter, Silent
 
@@ -98,11 +99,14 @@ def _ratio(result: Result, first: Result, key: str) -> str:
     return f"×{result.price[key] / first.price[key]:.2g}" if first.price[key] else "–"
 
 
-def mapping_table(title: str, content: Mapping[str, Any]) -> Table:
-    """Names and values."""
+def posterior_table(title: str, likelihood: Likelihood, scores: Sequence[Mapping[str, float]]) -> Table:
+    """The scores that a comparison shows, the mean over posteriors with its standard error."""
     table = Table(title=title, title_justify="left", show_header=False, box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("name", no_wrap=True)
+    table.add_column("score", no_wrap=True)
     table.add_column("value", justify="right")
-    for name, value in content.items():
-        table.add_row(name, f"{value:.4f}" if isinstance(value, float) else str(value))
+    table.add_column("meaning")
+    for column in columns_for(likelihood):
+        if all(column.key in each for each in scores):
+            summary = Summary.of([each[column.key] for each in scores])
+            table.add_row(column.title, summary.text(column.digits), column.explanation)
     return table

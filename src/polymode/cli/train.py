@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from polymode.cli.jobs import JobOptions, load_job, make_methods, observer_maker, run_folder
 from polymode.cli.options import UsageError, config_of, option
-from polymode.cli.output import console, mapping_table, print_json, reporter_of, say
-from polymode.comparison import Replicate, Summary, fit_replicates, judge_all
+from polymode.cli.output import console, posterior_table, print_json, reporter_of, say
+from polymode.comparison import Replicate, fit_replicates, judge_all
 from polymode.likelihoods import make_likelihood
 from polymode.methods import make_method
 from polymode.training.method import describe
@@ -73,14 +73,12 @@ def run(options: TrainOptions) -> None:
         judged = judge_all(posteriors, replicates, folder, job.task.ood, options.draws, reporter, method.name)
     finally:
         reporter.close()
-    means = {
-        key: Summary.of([replicate["scores"][key] for replicate in judged]) for key in judged[0]["scores"]
-    }
     if options.json:
         print_json({"folder": str(folder), "epochs": epochs, "replicates": [r["scores"] for r in judged]})
         return
     spent = sum(p.record["member_epochs"] for p in posteriors)
     title = f"{method.name} on {job.task.name}: {spent:g} member-epochs, test scores"
-    console().print(mapping_table(title, {key: summary.text(4) for key, summary in means.items()}))
-    say(options, f"run      {folder}")
+    scores = [replicate["scores"] for replicate in judged]
+    console().print(posterior_table(title, make_likelihood(job.task.likelihood), scores))
+    say(options, f"run      {folder} (all scores: {folder}/scores.json)")
     say(options, f"next     polymode predict {folder} NEW_DATA --out predictions.csv")

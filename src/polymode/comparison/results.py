@@ -27,7 +27,9 @@ class Summary:
         return cls(float(np.mean(values)), error, len(values))
 
     def text(self, digits: int) -> str:
-        """The mean with its error, at a fixed number of digits."""
+        """The mean with its error, with fewer digits where the number is large."""
+        if math.isfinite(self.mean) and abs(self.mean) >= 10:
+            digits = max(0, digits - int(math.log10(abs(self.mean))))
         shown = f"{self.mean:.{digits}f}"
         return shown if self.standard_error is None else f"{shown} ±{self.standard_error:.{digits}f}"
 

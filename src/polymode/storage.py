@@ -1,5 +1,6 @@
 """Files: JSON and safetensors, written atomically, checked by checksum, never executed."""
 
+import errno
 import hashlib
 import json
 import math
@@ -118,9 +119,11 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        full = error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT, errno.ENOTDIR)
+        advice = "Make room; a run goes on from its last checkpoint." if full else "Choose another folder."
+        reason = error.strerror or error
         raise CheckpointError(
-            f"{path} cannot be written: {error.strerror or error}. Whatever was written before is whole. "
-            "Make room, or choose another folder; a run goes on from its last checkpoint."
+            f"{path} cannot be written: {reason}. Whatever was written before is whole. {advice}"
         ) from error
 
 
@@ -129,6 +132,7 @@ def _replace(path: Path, write: Any) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            temporary.touch()  # with the usual rights: safetensors would keep others from reading
             write(temporary)
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())

@@ -54,6 +54,7 @@ def test_compare_prints_tables_and_writes_everything(tmp_path):
     result = polymode("compare", *MOONS, "--budget", 10, "--seeds", 2, "--run", "out", cwd=tmp_path)
     assert "gain over single, and price" in result.stdout
     assert "out/report.html" in result.stdout
+    assert "two_moons: 2 classes (upper, lower) of 'moon', 100 to train on, 1000 to test on" in result.stderr
     assert "single: begins, 10 epochs" in result.stderr  # plain lines, as there is no terminal
     assert "\x1b" not in result.stdout + result.stderr
     out = tmp_path / "out"
@@ -143,7 +144,7 @@ def test_compare_trains_all_splits_of_a_uci_set_in_one_stacked_run(tmp_path):
 LONG = [*MOONS, "--methods", "deep_ensemble", "--budget", "3000", "--seeds", "1", "--backend", "loop"]
 
 
-def start(cwd, *arguments):
+def start(cwd, *arguments, **options):
     return subprocess.Popen(
         [sys.executable, "-m", "polymode", *arguments],
         cwd=cwd,
@@ -151,6 +152,7 @@ def start(cwd, *arguments):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        **options,
     )
 
 
@@ -191,6 +193,24 @@ def test_a_run_that_was_cut_goes_on_to_the_same_bits(tmp_path, undisturbed, numb
     assert (run / "posterior-0/members-00000.safetensors").read_bytes() == undisturbed
     if number != signal.SIGKILL:  # nothing was done twice
         assert logged < 600 == (run / "events.jsonl").read_text().count('"epoch",')
+
+
+def test_a_termination_counts_where_ctrl_c_is_ignored(tmp_path):
+    """As for a job that a script has put into the background."""
+
+    def in_background():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    process = start(tmp_path, "compare", *LONG, "--run", "out", preexec_fn=in_background)
+    wait_for_epochs(tmp_path / "out/deep_ensemble/events.jsonl", 20, process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted" in errors
+    assert (tmp_path / "out/deep_ensemble/checkpoint/checkpoint.json").exists()
 
 
 # --- train, evaluate, predict ------------------------------------------------------------------------
@@ -247,7 +267,9 @@ def test_the_users_own_model_and_data(tmp_path):
     assert len(predicted) == 6
     assert len(set(predicted[1:])) == 1  # the same example five times
 
-    bad = polymode("train", "--model", "shop:no_network", "--data", "shop:load", cwd=tmp_path, code=1)
+    bad = polymode(
+        "train", "--model", "shop:no_network", "--data", "shop:load", "--quiet", cwd=tmp_path, code=1
+    )
     assert "shop:no_network returned a int: it must return an nn.Module" in the_line(bad)
     bad = polymode("train", "--model", "shop:biuld", "--data", "shop:load", cwd=tmp_path, code=2)
     assert "Unknown name in shop 'biuld'. Did you mean 'build'" in the_line(bad)
@@ -321,6 +343,20 @@ def test_images_of_ones_own(tmp_path):
     Image.new("RGB", (16, 16), (240, 0, 5)).save(tmp_path / "new.png")
     out = polymode("predict", "out", "new.png", "--json", cwd=tmp_path).stdout
     assert json.loads(out)["label"] == ["cat"]
+    # Some of the classes only, all of the images, by name: as the run was prepared, not by themselves.
+    (tmp_path / "some/dog").mkdir(parents=True)
+    (tmp_path / "some/cat").mkdir()
+    for index, (name, colour) in enumerate([("dog", (0, 0, 240))] * 3 + [("cat", (240, 0, 0))]):
+        Image.new("RGB", (8, 8), colour).save(tmp_path / f"some/{name}/{index}.png")
+    judged = polymode("evaluate", "out", "--data", "some", cwd=tmp_path).stdout
+    assert "on some (4 examples)" in judged
+    [scores] = json.loads(polymode("evaluate", "out", "--data", "some", "--json", cwd=tmp_path).stdout)[
+        "posteriors"
+    ]
+    assert scores["accuracy"] == 1.0
+    (tmp_path / "some/cat").rename(tmp_path / "some/wolf")
+    refused = polymode("evaluate", "out", "--data", "some", cwd=tmp_path, code=2)
+    assert "Unknown class folder in some 'wolf'" in refused.stderr
 
 
 # --- mistakes ----------------------------------------------------------------------------------------

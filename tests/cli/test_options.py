@@ -37,6 +37,12 @@ def test_a_config_can_hold_every_option(tmp_path):
     assert compare("--config", str(path)) == options
 
 
+def test_names_may_be_a_list_in_a_config(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("methods: [single, big=deep_ensemble]\n")
+    assert compare("--config", str(path)).methods == "single,big=deep_ensemble"
+
+
 def test_the_manifest_of_a_run_is_a_config(tmp_path):
     options = compare("--data", "two_moons", "--set", "all.optimizer.lr=1e-2")
     manifest = {"format_version": 1, "what": "comparison", "options": config_of(options), "versions": {}}

@@ -57,7 +57,7 @@ def _run(arguments: list[str]) -> int:
     if command not in COMMANDS:
         raise unknown_name("command", command, COMMANDS)
     warnings.showwarning = _show_warning
-    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a termination ends as cleanly as Ctrl-C
     from polymode.cli.options import parse
 
     module = importlib.import_module(f"polymode.cli.{command}")

@@ -66,6 +66,7 @@ def run(options: CompareOptions) -> None:
     labelled = ",".join(name if name == label else f"{label}={name}" for label, name in wanted.items())
     identity = without_methods | {"methods": labelled}
     reporter = reporter_of(options, num_runs=len(methods))
+    reporter.say(job.described())
 
     def run_options(method: Method, epochs: int) -> dict:
         """The options of ``polymode train`` that make one of the runs again."""

@@ -39,10 +39,11 @@ def run(options: EvaluateOptions) -> None:
         ood = stored.with_ood(stored.own_task, options.ood).ood
     elif not options.data:
         ood = stored.own_task.ood
-    found = []
+    found, num_examples = [], 0
     for index in range(stored.num_posteriors):
         reporter.say(f"judging posterior {index + 1} of {stored.num_posteriors}")
         split = stored.split(options.data, index)
+        num_examples += split.test.num_examples
         found.append(judge(stored.posterior(index), split, ood, num_draws=options.draws).scores)
     reporter.close()
     if options.out:
@@ -51,6 +52,7 @@ def run(options: EvaluateOptions) -> None:
         print_json({"run": options.run, "posteriors": found})
         return
     title = f"{stored.manifest['method']['name']} on {options.data or 'its test data'}"
+    title += f" ({num_examples // len(found)} examples)"
     console().print(posterior_table(title, stored.posterior(0).network.likelihood, found))
     if options.out:
         say(options, f"scores   {options.out}")

@@ -12,7 +12,7 @@ from polymode.cli.options import ScreenOptions, UsageError, option
 from polymode.data import Task
 from polymode.data.loading import load_inputs_for_ood, load_task
 from polymode.errors import unknown_name
-from polymode.likelihoods import LIKELIHOODS
+from polymode.likelihoods import LIKELIHOODS, make_likelihood
 from polymode.methods import METHODS, make_method
 from polymode.models import make_model
 from polymode.surgery import Model
@@ -79,6 +79,22 @@ class Job:
     @property
     def model_name(self) -> str:
         return self.network["name"]
+
+    def described(self) -> str:
+        """What was understood of the data, in a line: a reader sees at once when it is not what was meant."""
+        split, task = self.task.splits[0], self.task
+        ready = split.preprocessing
+        likelihood = make_likelihood(task.likelihood).kind
+        if ready.classes or likelihood == "categorical":
+            names = ready.classes or tuple(str(index) for index in range(task.num_outputs))
+            shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+            meaning = f"{len(names)} classes ({shown})"
+        else:
+            meaning = f"likelihood {likelihood}"
+        target = f" of {ready.target!r}" if ready.target else ""
+        counts = f"{split.train.num_examples} to train on, {split.test.num_examples} to test on"
+        splits = f", {len(task.splits)} splits" if len(task.splits) > 1 else ""
+        return f"{task.name}: {meaning}{target}, {counts}{splits}; model {self.model_name}"
 
 
 def load_job(options: JobOptions) -> Job:

@@ -139,6 +139,8 @@ def _checked(kind: type, name: str, value: Any) -> Any:
     if typing.get_origin(annotation) is tuple and isinstance(value, list | tuple):
         return tuple(map(str, value))
     allowed = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    if str in allowed and isinstance(value, list):  # a config may hold names as a list
+        return ",".join(map(str, value))
     if any(isinstance(value, plain) for plain in (bool, dict, str, type(None)) if plain in allowed):
         return value
     for number, words in ((int, "a whole number"), (float, "a number")):

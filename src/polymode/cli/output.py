@@ -57,7 +57,7 @@ def scores_table(comparison: Comparison) -> Table:
     columns = comparison.shown_columns()
     for column in columns:
         arrow = {"high": " ↑", "low": " ↓"}.get(str(column.better), "")
-        table.add_column(column.title + arrow, justify="right")
+        table.add_column(column.title + arrow, justify="right", overflow="fold")
     for result in comparison.results:
         cells = [
             _cell(result.summary(column.key), column.digits, best=result.label in comparison.best(column))
@@ -74,9 +74,9 @@ def price_table(comparison: Comparison) -> Table:
         title=f"gain over {first.label}, and price", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
     )
     table.add_column("method", no_wrap=True)
-    table.add_column(f"{comparison.quality.title} gain", justify="right")
+    table.add_column(f"{comparison.quality.title} gain", justify="right", overflow="fold")
     for title in ("member-epochs", "seconds", "parameters", "passes to predict"):
-        table.add_column(title, justify="right")
+        table.add_column(title, justify="right", overflow="fold")
     for result in comparison.results:
         gain = comparison.gain(result)
         table.add_row(

@@ -126,5 +126,5 @@ def _csv(columns: dict[str, np.ndarray]) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(columns)
     for row in zip(*(values.tolist() for values in columns.values()), strict=True):
-        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])
+        writer.writerow([f"{value:.8g}" if isinstance(value, float) else value for value in row])
     return stream.getvalue()

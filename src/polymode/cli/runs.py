@@ -51,7 +51,8 @@ class StoredRun:
             )
         if not (path / TASK).exists():
             raise CheckpointError(
-                f"{folder} has no {TASK}: it was made by fit() in Python. Load it there with load_posterior."
+                f"{folder} has no {TASK}: it was made by fit() in Python, where load_posterior reads it, or "
+                "the file was removed."
             )
         return cls(path, manifest, read_json(path / TASK, "task"))
 

@@ -51,6 +51,7 @@ def run(options: TrainOptions) -> None:
     }
     folder = run_folder(options.run, "train", [options.data, job.model_name, method.name], identity)
     reporter = reporter_of(options)
+    reporter.say(job.described())
     replicates = [
         Replicate(i, seed, split) for i, split in enumerate(job.task.splits) for seed in options.all_seeds
     ]

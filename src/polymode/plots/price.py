@@ -68,7 +68,7 @@ def gain_figure(quality: str, points: Sequence[Mapping[str, Any]]) -> Any:
             error_y={"type": "data", "array": [point["error"] or 0.0], "visible": point["error"] is not None},
             mode="markers+text",
             text=[point["label"]],
-            textposition="middle right",
+            textposition="top right",
             marker={"size": 12, "color": colour(index)},
             name=point["label"],
             showlegend=False,

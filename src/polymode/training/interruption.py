@@ -3,28 +3,35 @@
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Self
 
 
 class Interruption:
     """While active, the first Ctrl-C is kept until ``check`` is called; a second one ends at once.
 
-    Signals belong to the main thread: elsewhere, or where someone else handles Ctrl-C, nothing changes.
+    The same holds for a termination, where the program has it raise ``KeyboardInterrupt`` too. Signals belong
+    to the main thread: elsewhere, and for signals that someone else handles, nothing changes.
     """
 
     def __init__(self) -> None:
         self.asked = False
-        self._previous: Any = None
+        self._held: list[signal.Signals] = []
 
     def __enter__(self) -> Self:
-        ours = threading.current_thread() is threading.main_thread()
-        if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            self._previous = signal.signal(signal.SIGINT, self._ask)
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is signal.default_int_handler:
+                    signal.signal(number, self._ask)
+                    self._held.append(number)
         return self
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for number in self._held:
+            signal.signal(number, signal.default_int_handler)
 
     def check(self) -> None:
         """Raise the ``KeyboardInterrupt`` that was asked for."""
@@ -37,7 +44,6 @@ class Interruption:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
+        self._let_go()
         if self.asked and kind is None:  # asked for after the last step: the run is complete, but say so
             raise KeyboardInterrupt

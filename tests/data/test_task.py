@@ -1,0 +1,81 @@
+import pytest
+import torch
+
+import polymode as pm
+from polymode.data import Preprocessing, Task, as_task
+from polymode.data.loading import load_labelled
+from polymode.errors import InputError
+
+X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(20) % 3
+
+
+def test_pairs_dictionaries_and_loaders_become_tasks():
+    task = as_task(((X[:15], Y[:15]), (X[15:], Y[15:]), X + 9), "mine:load")
+    assert (task.likelihood, task.num_outputs, task.ood.num_examples) == ("categorical", 3, 20)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=4)
+    task = as_task({"train": loader, "test": loader, "classes": ["a", "b", "c", "d"]}, "mine:load")
+    assert (task.num_outputs, task.splits[0].train.batch_size) == (4, 4)
+    numbers = as_task({"train": (X, X[:, :2]), "test": (X, X[:, :2])}, "mine:load")
+    assert (numbers.likelihood, numbers.num_outputs) == ("gaussian", 2)
+    two = {"train": (X, X[:, 0]), "test": (X, X[:, 0]), "likelihood": "heteroscedastic_gaussian"}
+    assert as_task(two, "mine:load").num_outputs == 2
+    assert as_task(task, "x") is task
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (3, "must return a Task, a pair"),
+        ({"train": (X, Y)}, "has no 'test'"),
+        ({"train": (X, Y), "test": (X, Y), "tset": 1}, "Unknown entry .* 'tset'. Did you mean 'test'"),
+        ({"train": X, "test": (X, Y)}, "must be ArrayData, a DataLoader or a pair"),
+    ],
+)
+def test_other_things_are_refused(value, message):
+    with pytest.raises(InputError, match=message):
+        as_task(value, "mine:load")
+
+
+def test_targets_far_from_one_are_remarked_on():
+    with pytest.warns(UserWarning, match=r"standard deviation of 4.95e\+03"):
+        as_task(((X, Y * 6000.0), (X, Y * 6000.0)), "mine:load")
+
+
+def test_the_suggested_budget_makes_about_ten_thousand_steps():
+    def task(count, batch_size, **options):
+        data = pm.ArrayData(torch.zeros(count, 1), torch.zeros(count), batch_size=batch_size)
+        return Task("t", [pm.data.Split(data, data)], "gaussian", 1, **options)
+
+    assert task(1000, 10).suggested_budget == 100  # 100 steps an epoch
+    assert task(20, 20).suggested_budget == 4000
+    assert task(100_000, 10).suggested_budget == 20
+    assert task(20, 20, budget=7.0).suggested_budget == 7.0
+
+
+def test_foreign_examples_are_prepared_as_the_run_was(tmp_path, monkeypatch):
+    """Undo their own standardisation and class order, apply the run's."""
+    from polymode.data import loading
+
+    raw = X * 5 + 2
+    theirs = Preprocessing(
+        input_shift=(2.0,) * 3, input_scale=(5.0,) * 3, target_shift=1.0, target_scale=4.0, classes=("b", "a")
+    )
+    ready = Preprocessing(
+        input_shift=(1.0,) * 3,
+        input_scale=(2.0,) * 3,
+        target_shift=0.0,
+        target_scale=2.0,
+        classes=("a", "b", "c"),
+    )
+    labels = pm.ArrayData(theirs.inputs(raw), Y % 2)
+    numbers = pm.ArrayData(theirs.inputs(raw), theirs.targets(raw[:, 0]))
+    for data in (labels, numbers):
+        split = pm.data.Split(data, data, preprocessing=theirs)
+        monkeypatch.setattr(loading, "load_task", lambda *_, s=split: Task("t", [s], "gaussian", 1))
+        got = load_labelled("other:load", ready)
+        torch.testing.assert_close(got.inputs, (raw - 1) / 2)
+        if data is labels:
+            assert got.targets.tolist() == [1 - label for label in (Y % 2).tolist()]
+        else:
+            torch.testing.assert_close(got.targets, raw[:, 0] / 2)

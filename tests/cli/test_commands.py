@@ -90,7 +90,9 @@ def test_compare_prints_tables_and_writes_everything(tmp_path):
         cwd=tmp_path,
     )
     assert [row["method"] for row in json.loads(joined.stdout)["rows"]] == ["single", "deep_ensemble", "pair"]
-    other = polymode("compare", *MOONS, "--budget", 20, "--seeds", 2, "--run", "out", cwd=tmp_path, code=1)
+    other = polymode(
+        "compare", *MOONS, "--budget", 20, "--seeds", 2, "--run", "out", "--quiet", cwd=tmp_path, code=1
+    )
     assert "belongs to another comparison: its budget is 10.0, now it is 20.0" in the_line(other)
     # The manifest is a config: without --run, the options lead to a folder of their own.
     repeated = polymode(

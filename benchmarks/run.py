@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
-from polymode.posteriors.base import Network
+from polymode.posteriors.network import Network
 
 Contenders = dict[str, Callable[[], None]]
 

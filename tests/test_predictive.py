@@ -15,7 +15,7 @@ from cases import BY_NAME
 from polymode.errors import InputError
 from polymode.members import Members
 from polymode.posteriors import Particles, Posterior
-from polymode.posteriors.base import Network
+from polymode.posteriors.network import Network
 from polymode.posteriors.particles import BLOCK_MEMBERS
 from polymode.predictive import mixture_quantiles, softmax_and_entropy
 from polymode.surgery import prepare, tensors_of

@@ -11,7 +11,7 @@ from polymode.errors import InputError
 from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.members import Backend, Members, forward_members, stack
 from polymode.posteriors import Particles
-from polymode.posteriors.base import Network
+from polymode.posteriors.network import Network
 from polymode.surgery import prepare, seed_buffers, tensors_of, trainable_names
 from polymode.trees import Tree
 

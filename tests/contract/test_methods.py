@@ -130,7 +130,7 @@ def test_for_budget_spends_what_it_is_given(name):
 
 
 def _problem(case):
-    from polymode.posteriors.base import Network
+    from polymode.posteriors.network import Network
     from polymode.surgery import trainable_names
     from polymode.training.method import Problem
     from polymode.training.objective import Execution

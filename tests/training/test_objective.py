@@ -9,7 +9,7 @@ import torch
 import polymode as pm
 from cases import BY_NAME, NETWORKS
 from polymode.data import ArrayData
-from polymode.posteriors.base import Network
+from polymode.posteriors.network import Network
 from polymode.priors import gaussian_penalty, gaussian_prior
 from polymode.surgery import prepare, tensors_of, trainable_names
 from polymode.training.batches import Batches

@@ -4,7 +4,6 @@ A text file has a header row of column names. An .npz file holds ``x`` and ``y``
 ``targets``), and may hold test data of its own as ``x_test`` and ``y_test`` (``inputs_test``, ...).
 """
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.data.arrays import array_names, npz_arrays, npz_inputs, npz_parts, npz_targets
+from polymode.data.columns import (
+    SEPARATORS,
+    check_no_gaps,
+    columns_to_read,
+    features,
+    frame_parts,
+    plain_column,
+    read_frame,
+)
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, standardised
 from polymode.errors import InputError, require, unknown_name
 
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".parquet", ".npz")
 KINDS = ("classification", "regression")
 # Integers with more values than this are quantities, not labels, unless the user says otherwise.
 MOST_INTEGER_CLASSES = 20
-ARRAY_NAMES = (("x", "y"), ("inputs", "targets"))
 
 Rows = tuple[Tensor, Tensor]
 
@@ -49,9 +56,9 @@ def table(
     require(task is None or task in KINDS, f"task={task!r}: allowed are {', '.join(map(repr, KINDS))}.")
     require(isinstance(splits, int) and splits >= 1, f"splits must be a whole number from 1, got {splits!r}.")
     if path.suffix.lower() == ".npz":
-        inputs, raw, columns, name, own_test = _npz_parts(path, target, drop)
+        inputs, raw, columns, name, own_test = npz_parts(path, target, drop)
     else:
-        inputs, raw, columns, name = _frame_parts(path, target, separator, drop)
+        inputs, raw, columns, name = frame_parts(path, target, separator, drop)
         own_test = None
     what = f"The target {name!r} of {path}"
     labels = raw if own_test is None else np.concatenate([raw, own_test[1]])
@@ -87,21 +94,21 @@ def read_table(
     """
     path = _existing(path)
     if path.suffix.lower() == ".npz":
-        arrays = _npz_arrays(path)
-        first, second = _array_names(arrays, path, need_target)
-        inputs = _npz_inputs(arrays[first], first, path)
-        raw = _npz_targets(arrays[second], second, path) if need_target else None
+        arrays = npz_arrays(path)
+        first, second = array_names(arrays, path, need_target)
+        inputs = npz_inputs(arrays[first], first, path)
+        raw = npz_targets(arrays[second], second, path) if need_target else None
         name = second
     else:
-        frame = _read_frame(path, separator)
-        columns = _columns_to_read(frame, preprocessing, path)
+        frame = read_frame(path, separator)
+        columns = columns_to_read(frame, preprocessing, path)
         name = preprocessing.target
         wanted = [*columns, name] if need_target else columns
         if need_target and name not in frame.columns:
             raise unknown_name(f"target column of {path}", name, map(str, frame.columns))
-        _check_no_gaps(frame[wanted], path)
-        inputs = _features(frame, columns, path)
-        raw = _plain(frame[name]) if need_target else None
+        check_no_gaps(frame[wanted], path)
+        inputs = features(frame, columns, path)
+        raw = plain_column(frame[name]) if need_target else None
     inputs = preprocessing.inputs(inputs).float()
     if raw is None:
         return inputs, None
@@ -209,262 +216,6 @@ def _existing(path: Path | str) -> Path:
     )
     require(path.is_file(), f"There is no file {path.absolute()}. Check the path of the table.")
     return path
-
-
-# Files with named columns.
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError:
-        raise InputError("Reading tables needs pandas: pip install 'polymode[data]'.") from None
-    return pandas
-
-
-def _read_frame(path: Path, separator: str | None) -> Any:
-    pandas = _pandas()
-    if path.suffix.lower() == ".parquet":
-        return _read_parquet(path, pandas)
-    separator = separator or _separator_of(path)
-    try:
-        # Blank lines are read and dropped, so that row numbers stay line numbers.
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pandas.errors.ParserWarning)  # fewer names than columns
-            frame = pandas.read_csv(path, sep=separator, skip_blank_lines=False, index_col=False)
-    except (ValueError, pandas.errors.ParserError, pandas.errors.ParserWarning) as error:
-        raise InputError(
-            f"{path} cannot be read as a table ({error}). Check its separator and rows."
-        ) from error
-    _check_header([str(name) for name in frame.columns], path, separator)
-    return _with_rows(frame.dropna(how="all"), path)
-
-
-def _separator_of(path: Path) -> str:
-    """The usual one of the file's ending, or what its first line is split by instead."""
-    usual = SEPARATORS[path.suffix.lower()]
-    with path.open(errors="replace") as file:
-        first = file.readline()
-    others = [other for other in (";", "\t", "|", ",") if other in first]
-    return usual if usual in first or not others else others[0]
-
-
-def _read_parquet(path: Path, pandas: Any) -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise InputError("Reading Parquet needs pyarrow: pip install 'polymode[data]'.") from None
-    try:
-        frame = pandas.read_parquet(path, engine="pyarrow")
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{path} cannot be read as Parquet ({error}). Write it again.") from error
-    frame.columns = frame.columns.map(str)
-    return _with_rows(frame.reset_index(drop=True), path)
-
-
-def _with_rows(frame: Any, path: Path) -> Any:
-    require(len(frame) > 0, f"{path} has no rows below its column names.")
-    return frame
-
-
-def _check_header(names: list[str], path: Path, separator: str) -> None:
-    if all(_is_number(name) for name in names):
-        raise InputError(
-            f"The first line of {path} holds numbers ({', '.join(names[:3])}); write a line of column names "
-            "above it."
-        )
-    for other in ";\t,":
-        if len(names) == 1 and other != separator and other in names[0]:
-            raise InputError(
-                f"{path} has one column, {names[0]!r}, when split at {separator!r}. Set separator={other!r}."
-            )
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _frame_parts(
-    path: Path, target: str | None, separator: str | None, drop: Sequence[str]
-) -> tuple[Tensor, np.ndarray, list[str], str]:
-    frame = _read_frame(path, separator)
-    names = [str(name) for name in frame.columns]
-    drop = [drop] if isinstance(drop, str) else list(drop)
-    for name in drop:
-        if name not in names:
-            raise unknown_name(f"column to drop from {path}", name, names)
-    kept = [name for name in names if name not in drop]
-    require(
-        len(kept) >= 2, f"{path} needs a target and at least one feature; its columns are {', '.join(kept)}."
-    )
-    target = kept[-1] if target is None else target
-    if target not in kept:
-        raise unknown_name(f"target column of {path}", target, kept)
-    columns = [name for name in kept if name != target]
-    _check_no_gaps(frame[kept], path)
-    return _features(frame, columns, path), _plain(frame[target]), columns, target
-
-
-def _columns_to_read(frame: Any, preprocessing: Preprocessing, path: Path) -> list[str]:
-    names = [str(name) for name in frame.columns]
-    if not preprocessing.columns:  # trained on arrays: the order is all there is
-        return [name for name in names if name != preprocessing.target]
-    missing = [name for name in preprocessing.columns if name not in names]
-    require(
-        not missing,
-        f"{path} lacks {len(missing)} of the columns that the network was trained on: {', '.join(missing)}. "
-        f"It has {', '.join(names)}.",
-    )
-    return list(preprocessing.columns)
-
-
-def _check_no_gaps(frame: Any, path: Path) -> None:
-    for name in frame.columns:
-        gaps = frame[name].isna()
-        if gaps.any():
-            raise InputError(
-                f"The column {name!r} of {path} has {int(gaps.sum())} missing values, the first in "
-                f"{_place(gaps.idxmax(), path)}. Fill them in, remove those rows, or leave the column out "
-                f"with data.drop=[{name!r}]."
-            )
-
-
-def _place(row: int, path: Path) -> str:
-    """How a reader finds the row: the header is line 1 of a text file."""
-    return f"line {row + 2}" if path.suffix.lower() in SEPARATORS else f"row {row + 1}"
-
-
-def _features(frame: Any, columns: Sequence[str], path: Path) -> Tensor:
-    values = np.stack([_feature(frame[name], name, path) for name in columns], axis=1)
-    infinite = ~np.isfinite(values)
-    if infinite.any():
-        row, column = np.argwhere(infinite)[0]
-        raise InputError(
-            f"The column {columns[column]!r} of {path} holds an infinite value in "
-            f"{_place(frame.index[row], path)}. Replace it, or leave the column out with "
-            f"data.drop=[{columns[column]!r}]."
-        )
-    return torch.from_numpy(values)
-
-
-def _feature(column: Any, name: str, path: Path) -> np.ndarray:
-    types = _pandas().api.types
-    if types.is_bool_dtype(column.dtype) or types.is_numeric_dtype(column.dtype):
-        return column.to_numpy(dtype=np.float64)
-    bad = column.map(lambda value: not _is_number(str(value)))
-    row = bad.idxmax() if bad.any() else column.index[0]
-    raise InputError(
-        f"The column {name!r} of {path} is not numeric: {str(column[row])!r} in {_place(row, path)}. Encode "
-        f"it as numbers, or leave it out with data.drop=[{name!r}]."
-    )
-
-
-def _plain(column: Any) -> np.ndarray:
-    """Values of a target column; pandas' own types of numbers become NumPy's."""
-    types = _pandas().api.types
-    for has_type, kind in (
-        (types.is_bool_dtype, np.bool_),
-        (types.is_integer_dtype, np.int64),
-        (types.is_float_dtype, np.float64),
-    ):
-        if has_type(column.dtype):
-            return column.to_numpy(dtype=kind)
-    return column.to_numpy()
-
-
-# Files of arrays.
-
-
-def _npz_arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except Exception as error:  # zip, header and pickle errors are of many classes
-        raise InputError(
-            f"{path} cannot be read as arrays ({error}). Save it with numpy.savez(path, x=..., y=...) from "
-            "arrays of numbers."
-        ) from error
-
-
-def _array_names(arrays: dict[str, np.ndarray], path: Path, need_target: bool) -> tuple[str, str]:
-    for first, second in ARRAY_NAMES:
-        if first in arrays and (second in arrays or not need_target):
-            return first, second
-    raise InputError(
-        f"{path} must hold arrays x and y, or inputs and targets; it holds "
-        f"{', '.join(sorted(arrays)) or 'none'}."
-    )
-
-
-def _npz_parts(
-    path: Path, target: str | None, drop: Sequence[str]
-) -> tuple[Tensor, np.ndarray, list[str], str, tuple[Tensor, np.ndarray] | None]:
-    require(
-        target is None and not drop,
-        f"target={target!r} and drop={drop!r} name columns; the arrays of {path} have none. Leave them out.",
-    )
-    arrays = _npz_arrays(path)
-    first, second = _array_names(arrays, path, need_target=True)
-    inputs, raw = _npz_pair(arrays, first, second, path)
-    test_names = f"{first}_test", f"{second}_test"
-    present = [name for name in test_names if name in arrays]
-    require(len(present) != 1, f"{path} has {' '.join(present)}, but not both of {' and '.join(test_names)}.")
-    if not present:
-        return inputs, raw, [], second, None
-    test = _npz_pair(arrays, *test_names, path)
-    require(
-        test[0].shape[1:] == inputs.shape[1:],
-        f"{path}: examples of {first} are {list(inputs.shape[1:])}, those of {test_names[0]} are "
-        f"{list(test[0].shape[1:])}; they must be of one shape.",
-    )
-    return inputs, raw, [], second, test
-
-
-def _npz_pair(
-    arrays: dict[str, np.ndarray], first: str, second: str, path: Path
-) -> tuple[Tensor, np.ndarray]:
-    inputs = _npz_inputs(arrays[first], first, path)
-    targets = _npz_targets(arrays[second], second, path)
-    require(
-        len(inputs) == len(targets) > 0,
-        f"{path}: {first} has {len(inputs)} rows and {second} has {len(targets)}; they must be equal and not "
-        "0.",
-    )
-    return inputs, targets
-
-
-def _npz_inputs(array: np.ndarray, name: str, path: Path) -> Tensor:
-    require(array.dtype.kind in "biuf", f"{name} of {path} must be numbers, got the type {array.dtype}.")
-    require(array.ndim >= 1, f"{name} of {path} is a single number; one row per example is needed.")
-    values = torch.from_numpy(array.astype(np.float64))
-    values = values[:, None] if values.ndim == 1 else values
-    _check_finite(values.flatten(1).isfinite().all(1).numpy(), name, path)
-    return values
-
-
-def _npz_targets(array: np.ndarray, name: str, path: Path) -> np.ndarray:
-    array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-    require(
-        array.ndim == 1, f"{name} of {path} must be one number a row [N], got the shape {list(array.shape)}."
-    )
-    if array.dtype.kind == "f":
-        _check_finite(np.isfinite(array), name, path)
-    return array
-
-
-def _check_finite(finite: np.ndarray, name: str, path: Path) -> None:
-    require(
-        bool(finite.all()),
-        f"{name} of {path} has {int((~finite).sum())} rows with NaN or infinite values, the first in row "
-        f"{int(np.argmin(finite)) + 1}. Fill them in, or remove those rows.",
-    )
-
-
-# Targets.
 
 
 def _is_classification(raw: np.ndarray, task: str | None, what: str) -> bool:

@@ -3,7 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from polymode.data import as_tree, check_finite
 from polymode.errors import CannotVectorise, CheckpointError, InputError, require, unknown_name
-from polymode.likelihoods import Likelihood, make_likelihood, quantiles_of
+from polymode.likelihoods import make_likelihood, quantiles_of
 from polymode.members import Backend, Members, Tensors, forward_members
+from polymode.posteriors.network import Network, check_fingerprint
 from polymode.predictive import GaussianPredictive, Predictive
 from polymode.storage import (
     FORMAT_VERSION,
@@ -24,68 +25,12 @@ from polymode.storage import (
     write_json,
     write_tensors,
 )
-from polymode.surgery import Model, build, has_convolutions, prepare, set_tensors, tensors_of
+from polymode.surgery import Model, build, prepare, set_tensors
 from polymode.trees import Tree, leaves, length, map_tree
 
 # A block of drawn weights, and the member outputs computed at once, stay below this many bytes.
 BLOCK_BYTES = 2**28
 MANIFEST = "manifest.json"  # of the folder of a run
-
-
-@dataclass(frozen=True)
-class Network:
-    """A prepared module with the meaning of its outputs and the way its members are run.
-
-    The module is a template: members replace its weights, what they do not hold stays as it is
-    (frozen parameters and constant buffers).
-    """
-
-    module: nn.Module
-    likelihood: Likelihood
-    backend: Backend = "loop"
-
-    always_eval: tuple[str, ...] = ()  # layers the user keeps in evaluation mode, such as frozen BatchNorm
-    channels_last: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.module.requires_grad_(False)
-        self.module.eval()
-        object.__setattr__(self, "channels_last", has_convolutions(self.module))
-
-    def train(self) -> None:
-        """Put the module into training mode, but for the layers that the user keeps out of it."""
-        self.module.train()
-        for name in self.always_eval:
-            self.module.get_submodule(name).eval()
-
-    def constants(self, owned: Iterable[str]) -> Tensors:
-        """Tensors of the template that members do not own, and hence all have in common."""
-        owned = set(owned)
-        return {n: t for n, t in tensors_of(self.module).items() if n not in owned}
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.module.parameters()).device
-
-    @property
-    def fingerprint(self) -> dict[str, list]:
-        """Names, shapes and types of all tensors: two networks with the same can exchange weights."""
-        return {
-            name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
-            for name, tensor in sorted(tensors_of(self.module).items())
-        }
-
-    def arrange(self, inputs: Tree, *, has_groups: bool = False) -> Tree:
-        """Bring inputs [B, ...], or [G, B, ...], to the memory format that convolutions prefer."""
-        if not self.channels_last:
-            return inputs
-
-        def channels_last(x: Tensor) -> Tensor:
-            return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
-
-        if not has_groups:
-            return map_tree(channels_last, inputs)
-        return map_tree(lambda x: channels_last(x.flatten(0, 1)).unflatten(0, x.shape[:2]), inputs)
 
 
 @dataclass(frozen=True)
@@ -409,14 +354,3 @@ def load_posterior(folder: str | Path, model: Model) -> Posterior:
     members = [name for name in manifest["files"] if name != "constants.safetensors"]
     posterior = POSTERIORS[manifest["kind"]].from_files(network, folder, members)
     return replace(posterior, record=manifest["record"])
-
-
-def check_fingerprint(saved: dict, given: dict, where: str) -> None:
-    """Raise when a file was written for another network, naming the first difference."""
-    saved = {name: list(entry) for name, entry in saved.items()}
-    for name in sorted(saved.keys() | given.keys()):
-        if saved.get(name) != given.get(name):
-            raise CheckpointError(
-                f"{where} belongs to another network: {name!r} is {saved.get(name, 'absent')} there "
-                f"and {given.get(name, 'absent')} in the module given. Pass the module it was made with."
-            )

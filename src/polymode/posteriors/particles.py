@@ -15,11 +15,10 @@ from polymode.errors import InputError, NotCollapsible
 from polymode.members import Members, Tensors, concatenate
 from polymode.posteriors.base import (
     BLOCK_BYTES,
-    Network,
     Posterior,
-    check_fingerprint,
     register_posterior,
 )
+from polymode.posteriors.network import Network, check_fingerprint
 from polymode.storage import read_some, write_tensors
 from polymode.surgery import as_plain_module, set_tensors
 

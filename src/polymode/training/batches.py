@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polymode.data import ArrayData, Data, Examples
 from polymode.errors import InputError
-from polymode.posteriors.base import Network
+from polymode.posteriors.network import Network
 from polymode.seeds import derive_generator, derive_seed
 from polymode.trees import Tree, map_tree
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from polymode.errors import CheckpointError
-from polymode.posteriors.base import check_fingerprint
+from polymode.posteriors.network import check_fingerprint
 from polymode.storage import (
     FORMAT_VERSION,
     pack,

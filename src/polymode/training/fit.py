@@ -13,7 +13,8 @@ from polymode.data import Data, as_data
 from polymode.errors import CheckpointError, InputError, require, unknown_name
 from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.posteriors import Particles, Posterior, merge
-from polymode.posteriors.base import MANIFEST, Network
+from polymode.posteriors.base import MANIFEST
+from polymode.posteriors.network import Network
 from polymode.surgery import Model
 from polymode.training.backends import AnyBackend
 from polymode.training.epoch import Epoch

@@ -13,7 +13,7 @@ from torch import Tensor
 from polymode.errors import InputError
 from polymode.members import Members, Tensors
 from polymode.posteriors import Posterior
-from polymode.posteriors.base import Network
+from polymode.posteriors.network import Network
 from polymode.priors import Penalty
 from polymode.schedules import Constant, Schedule
 from polymode.training.batches import Batch

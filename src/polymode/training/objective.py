@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polymode.errors import NonFiniteLoss
 from polymode.members import Backend, Members, Tensors, call_module, map_members
-from polymode.posteriors.base import Network
+from polymode.posteriors.network import Network
 from polymode.priors import Penalty
 from polymode.seeds import global_seed
 from polymode.surgery import seed_buffers

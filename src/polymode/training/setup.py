@@ -13,7 +13,7 @@ from polymode.data import ArrayData, Data, Examples, check_finite
 from polymode.errors import InputError
 from polymode.likelihoods import Likelihood
 from polymode.members import Tensors
-from polymode.posteriors.base import Network
+from polymode.posteriors.network import Network
 from polymode.posteriors.particles import MemberStore
 from polymode.seeds import derive_generator
 from polymode.surgery import Model, normalisation_and_bias_names, trainable_names

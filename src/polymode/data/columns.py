@@ -1,0 +1,182 @@
+"""Files with named columns: CSV, TSV and Parquet, checked column by column."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymode.data.task import Preprocessing
+from polymode.errors import InputError, require, unknown_name
+
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise InputError("Reading tables needs pandas: pip install 'polymode[data]'.") from None
+    return pandas
+
+
+def read_frame(path: Path, separator: str | None) -> Any:
+    """A file as a data frame, without rows that are wholly empty."""
+    pandas = _pandas()
+    if path.suffix.lower() == ".parquet":
+        return _read_parquet(path, pandas)
+    separator = separator or _separator_of(path)
+    try:
+        # Blank lines are read and dropped, so that row numbers stay line numbers.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)  # fewer names than columns
+            frame = pandas.read_csv(path, sep=separator, skip_blank_lines=False, index_col=False)
+    except (ValueError, pandas.errors.ParserError, pandas.errors.ParserWarning) as error:
+        raise InputError(
+            f"{path} cannot be read as a table ({error}). Check its separator and rows."
+        ) from error
+    _check_header([str(name) for name in frame.columns], path, separator)
+    return _with_rows(frame.dropna(how="all"), path)
+
+
+def _separator_of(path: Path) -> str:
+    """The usual one of the file's ending, or what its first line is split by instead."""
+    usual = SEPARATORS[path.suffix.lower()]
+    with path.open(errors="replace") as file:
+        first = file.readline()
+    others = [other for other in (";", "\t", "|", ",") if other in first]
+    return usual if usual in first or not others else others[0]
+
+
+def _read_parquet(path: Path, pandas: Any) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise InputError("Reading Parquet needs pyarrow: pip install 'polymode[data]'.") from None
+    try:
+        frame = pandas.read_parquet(path, engine="pyarrow")
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{path} cannot be read as Parquet ({error}). Write it again.") from error
+    frame.columns = frame.columns.map(str)
+    return _with_rows(frame.reset_index(drop=True), path)
+
+
+def _with_rows(frame: Any, path: Path) -> Any:
+    require(len(frame) > 0, f"{path} has no rows below its column names.")
+    return frame
+
+
+def _check_header(names: list[str], path: Path, separator: str) -> None:
+    if all(_is_number(name) for name in names):
+        raise InputError(
+            f"The first line of {path} holds numbers ({', '.join(names[:3])}); write a line of column names "
+            "above it."
+        )
+    for other in ";\t,":
+        if len(names) == 1 and other != separator and other in names[0]:
+            raise InputError(
+                f"{path} has one column, {names[0]!r}, when split at {separator!r}. Set separator={other!r}."
+            )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def frame_parts(
+    path: Path, target: str | None, separator: str | None, drop: Sequence[str]
+) -> tuple[Tensor, np.ndarray, list[str], str]:
+    """Features, raw targets, names of the features and of the target."""
+    frame = read_frame(path, separator)
+    names = [str(name) for name in frame.columns]
+    drop = [drop] if isinstance(drop, str) else list(drop)
+    for name in drop:
+        if name not in names:
+            raise unknown_name(f"column to drop from {path}", name, names)
+    kept = [name for name in names if name not in drop]
+    require(
+        len(kept) >= 2, f"{path} needs a target and at least one feature; its columns are {', '.join(kept)}."
+    )
+    target = kept[-1] if target is None else target
+    if target not in kept:
+        raise unknown_name(f"target column of {path}", target, kept)
+    columns = [name for name in kept if name != target]
+    check_no_gaps(frame[kept], path)
+    return features(frame, columns, path), plain_column(frame[target]), columns, target
+
+
+def columns_to_read(frame: Any, preprocessing: Preprocessing, path: Path) -> list[str]:
+    """The columns that a network was trained on, in its order."""
+    names = [str(name) for name in frame.columns]
+    if not preprocessing.columns:  # trained on arrays: the order is all there is
+        return [name for name in names if name != preprocessing.target]
+    missing = [name for name in preprocessing.columns if name not in names]
+    require(
+        not missing,
+        f"{path} lacks {len(missing)} of the columns that the network was trained on: {', '.join(missing)}. "
+        f"It has {', '.join(names)}.",
+    )
+    return list(preprocessing.columns)
+
+
+def check_no_gaps(frame: Any, path: Path) -> None:
+    """Raise an ``InputError`` that names the first column with missing values."""
+    for name in frame.columns:
+        gaps = frame[name].isna()
+        if gaps.any():
+            raise InputError(
+                f"The column {name!r} of {path} has {int(gaps.sum())} missing values, the first in "
+                f"{_place(gaps.idxmax(), path)}. Fill them in, remove those rows, or leave the column out "
+                f"with data.drop=[{name!r}]."
+            )
+
+
+def _place(row: int, path: Path) -> str:
+    """How a reader finds the row: the header is line 1 of a text file."""
+    return f"line {row + 2}" if path.suffix.lower() in SEPARATORS else f"row {row + 1}"
+
+
+def features(frame: Any, columns: Sequence[str], path: Path) -> Tensor:
+    """Columns of numbers as one tensor [N, D]."""
+    values = np.stack([_feature(frame[name], name, path) for name in columns], axis=1)
+    infinite = ~np.isfinite(values)
+    if infinite.any():
+        row, column = np.argwhere(infinite)[0]
+        raise InputError(
+            f"The column {columns[column]!r} of {path} holds an infinite value in "
+            f"{_place(frame.index[row], path)}. Replace it, or leave the column out with "
+            f"data.drop=[{columns[column]!r}]."
+        )
+    return torch.from_numpy(values)
+
+
+def _feature(column: Any, name: str, path: Path) -> np.ndarray:
+    types = _pandas().api.types
+    if types.is_bool_dtype(column.dtype) or types.is_numeric_dtype(column.dtype):
+        return column.to_numpy(dtype=np.float64)
+    bad = column.map(lambda value: not _is_number(str(value)))
+    row = bad.idxmax() if bad.any() else column.index[0]
+    raise InputError(
+        f"The column {name!r} of {path} is not numeric: {str(column[row])!r} in {_place(row, path)}. Encode "
+        f"it as numbers, or leave it out with data.drop=[{name!r}]."
+    )
+
+
+def plain_column(column: Any) -> np.ndarray:
+    """Values of a target column; pandas' own types of numbers become NumPy's."""
+    types = _pandas().api.types
+    for has_type, kind in (
+        (types.is_bool_dtype, np.bool_),
+        (types.is_integer_dtype, np.int64),
+        (types.is_float_dtype, np.float64),
+    ):
+        if has_type(column.dtype):
+            return column.to_numpy(dtype=kind)
+    return column.to_numpy()

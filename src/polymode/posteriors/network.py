@@ -1,0 +1,80 @@
+"""A prepared module with the meaning of its outputs: what all members of a posterior have in common."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from polymode.errors import CheckpointError
+from polymode.likelihoods import Likelihood
+from polymode.members import Backend, Tensors
+from polymode.surgery import has_convolutions, tensors_of
+from polymode.trees import Tree, map_tree
+
+
+@dataclass(frozen=True)
+class Network:
+    """A prepared module with the meaning of its outputs and the way its members are run.
+
+    The module is a template: members replace its weights, what they do not hold stays as it is
+    (frozen parameters and constant buffers).
+    """
+
+    module: nn.Module
+    likelihood: Likelihood
+    backend: Backend = "loop"
+
+    always_eval: tuple[str, ...] = ()  # layers the user keeps in evaluation mode, such as frozen BatchNorm
+    channels_last: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.module.requires_grad_(False)
+        self.module.eval()
+        object.__setattr__(self, "channels_last", has_convolutions(self.module))
+
+    def train(self) -> None:
+        """Put the module into training mode, but for the layers that the user keeps out of it."""
+        self.module.train()
+        for name in self.always_eval:
+            self.module.get_submodule(name).eval()
+
+    def constants(self, owned: Iterable[str]) -> Tensors:
+        """Tensors of the template that members do not own, and hence all have in common."""
+        owned = set(owned)
+        return {n: t for n, t in tensors_of(self.module).items() if n not in owned}
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    @property
+    def fingerprint(self) -> dict[str, list]:
+        """Names, shapes and types of all tensors: two networks with the same can exchange weights."""
+        return {
+            name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
+            for name, tensor in sorted(tensors_of(self.module).items())
+        }
+
+    def arrange(self, inputs: Tree, *, has_groups: bool = False) -> Tree:
+        """Bring inputs [B, ...], or [G, B, ...], to the memory format that convolutions prefer."""
+        if not self.channels_last:
+            return inputs
+
+        def channels_last(x: Tensor) -> Tensor:
+            return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+
+        if not has_groups:
+            return map_tree(channels_last, inputs)
+        return map_tree(lambda x: channels_last(x.flatten(0, 1)).unflatten(0, x.shape[:2]), inputs)
+
+
+def check_fingerprint(saved: dict, given: dict, where: str) -> None:
+    """Raise when a file was written for another network, naming the first difference."""
+    saved = {name: list(entry) for name, entry in saved.items()}
+    for name in sorted(saved.keys() | given.keys()):
+        if saved.get(name) != given.get(name):
+            raise CheckpointError(
+                f"{where} belongs to another network: {name!r} is {saved.get(name, 'absent')} there "
+                f"and {given.get(name, 'absent')} in the module given. Pass the module it was made with."
+            )

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from polymode.cli.options import UsageError
 from polymode.comparison import TASK
-from polymode.data import Preprocessing, Split, Task, as_task, as_tree
+from polymode.data import Preprocessing, Split, Task, as_tree
 from polymode.data.folders import read_images
 from polymode.data.loading import load_inputs_for_ood, load_labelled, load_task
-from polymode.data.tables import read_table
+from polymode.data.tables import SUFFIXES, read_table
 from polymode.errors import CheckpointError
 from polymode.evaluation import arrays_of
 from polymode.imports import import_object, is_import
@@ -24,8 +24,6 @@ from polymode.posteriors.base import MANIFEST
 from polymode.storage import read_json
 from polymode.training.setup import fingerprint
 from polymode.trees import Tree
-
-TABLES = (".csv", ".tsv", ".parquet", ".npz")
 
 
 @dataclass(frozen=True)
@@ -84,23 +82,27 @@ class StoredRun:
     def inputs(self, spec: str, index: int) -> tuple[Tree, list[str]]:
         """New examples as the network wants them, with a name for each where they have names."""
         ready, path = self.preprocessing(index), Path(spec)
-        if path.suffix.lower() in TABLES:
+        if path.suffix.lower() in SUFFIXES:
             return read_table(path, ready)[0], []
         if path.exists():
             return read_images(path, ready)
-        if is_import(spec):
-            return self._imported(spec, ready), []
-        if spec == self.options["data"]:
+        if self._is_own(spec):
             return arrays_of(self._own_split(index).test)[0], []
+        if is_import(spec) and (array := _imported_array(spec)) is not None:
+            return ready.inputs(array), []
         return load_labelled(spec, ready).inputs, []
 
     def split(self, spec: str, index: int) -> Split:
         """Labelled examples to judge a posterior on; the run's own test data where nothing is named."""
-        if not spec:
+        if not spec or self._is_own(spec):
             return self._own_split(index)
         ready = self.preprocessing(index)
         data = load_labelled(spec, ready)
         return Split(data, data, preprocessing=ready)
+
+    def _is_own(self, spec: str) -> bool:
+        """Whether a name or function is what the run was made with; a file of that name has all its rows."""
+        return spec == self.options["data"] and not Path(spec).exists()
 
     @cached_property
     def own_task(self) -> Task:
@@ -122,12 +124,12 @@ class StoredRun:
             )
         return task.splits[place]
 
-    def _imported(self, spec: str, ready: Preprocessing) -> Tree:
-        found = import_object(spec, "The data")
-        value = found() if callable(found) else found
-        if isinstance(value, np.ndarray | Tensor):
-            return ready.inputs(as_tree(value))
-        return arrays_of(as_task(value, spec).splits[0].test)[0]
+
+def _imported_array(spec: str) -> Tensor | None:
+    """The array that a name stands for or that a function returns, if it is one."""
+    found = import_object(spec, "The data")
+    value = found() if callable(found) else found
+    return as_tree(value) if isinstance(value, np.ndarray | Tensor) else None
 
 
 def seeded(seed: int) -> torch.Generator:

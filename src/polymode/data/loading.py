@@ -16,6 +16,7 @@ from polymode.data.sources import ArrayData, Data
 from polymode.data.task import Preprocessing, Task, as_task
 from polymode.errors import InputError, UnknownName, require, unknown_name
 from polymode.imports import call, import_object, is_import
+from polymode.trees import map_tree
 
 FileProgress = Callable[[str, int, int | None], None]
 
@@ -116,7 +117,9 @@ def load_labelled(spec: str, ready: Preprocessing, folder: Path | str | None = N
         return folders.labelled_images(path, ready)
     split = load_task(spec, {}, folder).splits[0]
     theirs, examples = split.preprocessing, list(split.test.in_order())
-    inputs = ready.inputs(_raw_again(torch.cat([part.inputs for part in examples]), theirs))
+    inputs = map_tree(lambda *t: torch.cat(t), *(part.inputs for part in examples))
+    if isinstance(inputs, Tensor):  # several inputs are the user's own, and taken as they are
+        inputs = ready.inputs(_raw_again(inputs, theirs))
     targets = torch.cat([part.targets for part in examples])
     if targets.is_floating_point():
         return ArrayData(inputs, ready.targets(targets * theirs.target_scale + theirs.target_shift))

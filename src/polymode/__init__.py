@@ -1,6 +1,6 @@
 """polymode: one network's opinion is not enough. Ensembles and Bayesian posteriors on PyTorch."""
 
-from polymode import errors, likelihoods, methods, metrics, models, priors, schedules
+from polymode import errors, likelihoods, methods, metrics, models, priors, samplers, schedules
 from polymode._version import __version__
 from polymode.data import ArrayData, LoaderData
 from polymode.evaluation import evaluate
@@ -48,6 +48,7 @@ __all__ = [
     "metrics",
     "models",
     "priors",
+    "samplers",
     "schedules",
     "stack",
     "unstack",

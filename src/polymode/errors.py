@@ -1,6 +1,7 @@
 """Errors that name the thing, the value seen, what is allowed and what to do."""
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -49,6 +50,20 @@ def require(condition: bool, message: str) -> None:
     """Raise an ``InputError`` with the message unless the condition holds."""
     if not condition:
         raise InputError(message)
+
+
+def require_positive(name: str, value: float) -> float:
+    """Return a value that is a positive, finite number; otherwise raise an error that names it."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InputError(f"{name} must be a positive number, got {value!r}.")
+    return value
+
+
+def require_whole(name: str, value: int, least: int = 1) -> int:
+    """Return a whole number that is large enough; otherwise raise an error that names it."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+    return value
 
 
 def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> UnknownName:

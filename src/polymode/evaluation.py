@@ -22,8 +22,10 @@ from polymode.predictive import (
     Predictive,
     labelled,
 )
+from polymode.reference import Reference
 from polymode.trees import Tree, map_tree
 
+NUM_SAMPLES = 1000  # of a predictive distribution; the number that the HMC references in use have
 LEVELS = (0.025, 0.05, 0.95, 0.975)
 
 
@@ -32,21 +34,23 @@ def evaluate(
     data: Any,
     *,
     ood: Any = None,
-    reference: Tensor | None = None,
+    reference: Reference | Tensor | None = None,
     num_members: int | None = None,
     generator: torch.Generator | None = None,
     target_scale: float = 1.0,
 ) -> dict[str, float]:
     """Score a posterior on ``data``; the keys depend on the likelihood and on what is given.
 
-    ood: data (its targets are ignored) or inputs outside the distribution. reference: probabilities [N, C]
-        of another predictive, such as that of HMC, for the same points. Both need a categorical likelihood.
+    ood: data (its targets are ignored) or inputs outside the distribution, for a categorical likelihood.
+    reference: a ``Reference`` or probabilities [N, C] of another predictive, such as that of HMC, for the
+        same points in the same order.
     target_scale: what targets of a regression were divided by; scores are in the units they had before.
 
     Classes: accuracy, nll, brier, ece, mce, aurc, mutual_information, top5, and where asked for
     ood_<score>_<auroc|aupr|fpr95>, agreement, total_variation; tokens that are ignored do not count.
     Bernoulli: accuracy, nll (summed over an example's labels). Gaussians: rmse, log_density, coverage90,
-    coverage95, mean_std. Sample weights do not count here.
+    coverage95, mean_std, and with a reference wasserstein1, wasserstein2 (in the units the network sees).
+    Sample weights do not count here.
     """
     return evaluated(
         posterior,
@@ -74,7 +78,7 @@ def evaluated(
     data: Any,
     *,
     ood: Any = None,
-    reference: Tensor | None = None,
+    reference: Reference | Tensor | None = None,
     num_members: int | None = None,
     generator: torch.Generator | None = None,
     target_scale: float = 1.0,
@@ -82,8 +86,15 @@ def evaluated(
     """Score as ``evaluate`` does, and keep what was predicted."""
     inputs, targets = arrays_of(as_data(data))
     likelihood = posterior.network.likelihood
-    if not isinstance(likelihood, Categorical) and (ood is not None or reference is not None):
-        raise InputError(f"ood= and reference= need a categorical likelihood, this is {likelihood.kind!r}.")
+    if not isinstance(likelihood, Categorical) and ood is not None:
+        raise InputError(f"ood= needs a categorical likelihood, this is {likelihood.kind!r}.")
+    if isinstance(reference, Reference):
+        reference.check(as_data(data), likelihood)
+    elif reference is not None and not isinstance(likelihood, Categorical):
+        raise InputError(
+            f"reference= as a matrix needs a categorical likelihood, this is {likelihood.kind!r}: pass a "
+            "Reference."
+        )
     start = None if generator is None else generator.get_state()
 
     def same_draws() -> torch.Generator | None:
@@ -97,6 +108,10 @@ def evaluated(
     predictive = posterior.predict(inputs, num_members, same_draws(), quantiles=levels)
     if isinstance(predictive, GaussianPredictive):
         scores = _regression(predictive, targets, log_prob, target_scale)
+        if isinstance(reference, Reference):
+            samples = predictive_samples(posterior, inputs, num_members, same_draws()).cpu()
+            scores["wasserstein1"] = metrics.wasserstein1(samples, reference.values)
+            scores["wasserstein2"] = metrics.wasserstein2(samples, reference.values)
         return Evaluation(scores, predictive, targets)
     if isinstance(predictive, BernoulliPredictive):
         wrong = predictive.labels.cpu().reshape(targets.shape) != (targets.cpu() > 0.5)
@@ -114,11 +129,45 @@ def evaluated(
             found = metrics.ood_scores(uncertainty(predictive, score), uncertainty(foreign, score))
             scores |= {f"ood_{score}_{key}": value for key, value in vars(found).items()}
     if reference is not None:
-        reference = torch.as_tensor(reference).to(predictive.mean.device)
+        values = reference.values if isinstance(reference, Reference) else reference
+        reference = torch.as_tensor(values).to(predictive.mean.device)
         check_probabilities(reference.flatten(0, -2))
         scores["agreement"] = metrics.agreement(predictive.mean, reference)
         scores["total_variation"] = metrics.total_variation(predictive.mean, reference)
     return Evaluation(scores, predictive, targets, foreign)
+
+
+def predictive_samples(
+    posterior: Posterior,
+    inputs: Tree,
+    num_members: int | None = None,
+    generator: torch.Generator | None = None,
+    *,
+    num_samples: int = NUM_SAMPLES,
+    seed: int = 0,
+) -> Tensor:
+    """Samples [S, N] of the predictive distribution of a regression with one output.
+
+    Members take part in proportion to their weights, spread evenly over all of them where there are more
+    than samples, each with noise of its own.
+    """
+    likelihood = posterior.network.likelihood
+    if not isinstance(likelihood, Gaussian):
+        raise InputError(f"Samples of numbers need a Gaussian likelihood, this is {likelihood.kind!r}.")
+    noise = torch.Generator().manual_seed(seed)
+    chunks = []
+    for _, outputs, weights in posterior.by_points(inputs, num_members, generator):
+        mean, std = likelihood.moments(outputs)
+        if mean[0, 0].numel() != 1:
+            raise InputError(f"A reference is about one output, the network has {mean[0, 0].numel()}.")
+        share = (weights.double() / weights.double().sum()).cumsum(0).cpu()
+        places = (torch.arange(num_samples, dtype=torch.float64) + 0.5) / num_samples
+        chosen = torch.searchsorted(share, places).clamp(max=len(share) - 1).to(mean.device)
+        mean = mean.flatten(1)[chosen].double()
+        std = std.flatten(1)[chosen].double() if isinstance(std, Tensor) else std
+        drawn = torch.randn(mean.shape, generator=noise, dtype=torch.float64).to(mean.device)
+        chunks.append(mean + std * drawn)
+    return torch.cat(chunks, 1)
 
 
 def arrays_of(data: Data) -> tuple[Tree, Tensor]:

@@ -35,10 +35,12 @@ Schedule = Callable[[Progress], float]
 
 @dataclass(frozen=True)
 class Constant:
-    """Always the base rate."""
+    """Always ``factor`` times the base rate."""
+
+    factor: float = 1.0
 
     def __call__(self, progress: Progress) -> float:
-        return 1.0
+        return self.factor
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,16 @@ def uniform(keys: Tensor, count: int) -> Tensor:
     return bits.to(torch.float64) / 2**32
 
 
+def open_uniform(keys: Tensor, count: int) -> Tensor:
+    """Uniform numbers in (0, 1), where logarithms and normal quantiles are finite; as ``uniform``."""
+    return uniform(keys, count) + 2.0**-33
+
+
+def example_keys(seeds: Tensor, rows: Tensor) -> Tensor:
+    """32-bit keys [G, B] of examples, from a seed of each group [G] and places in a data set [G, B]."""
+    return mix((fold(seeds).to(rows.device)[:, None] + rows * _GOLDEN) & _MASK32)
+
+
 def derive_seed(*parts: int | str) -> int:
     """Hash the parts (seed, purpose, chain, epoch, ...) into 63 bits."""
     digest = hashlib.sha256(repr(parts).encode()).digest()

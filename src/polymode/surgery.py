@@ -96,6 +96,18 @@ def normalisation_and_bias_names(module: nn.Module) -> frozenset[str]:
     return frozenset(names)
 
 
+def batch_norms(module: nn.Module) -> list[str]:
+    """Names of the layers whose outputs depend on the other examples of a batch."""
+    kind = nn.modules.batchnorm._BatchNorm
+    return [name for name, part in module.named_modules() if isinstance(part, kind)]
+
+
+def random_layers(module: nn.Module) -> list[str]:
+    """Names of the dropout layers of a prepared module that drop anything."""
+    parts = module.named_modules()
+    return [name for name, part in parts if isinstance(part, SeededDropout) and part.p > 0]
+
+
 def build(factory: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Run a model factory under a forked global random state."""
     with global_seed(seed):

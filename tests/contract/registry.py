@@ -12,7 +12,25 @@ from polymode.training import Method
 # steps of full size, so that backends could not be compared.
 SGD = pm.Optimizer("SGD", lr=0.05, momentum=0.9)
 
+WALK = pm.samplers.GuidedWalk(step=3.0)  # so long that one step spans the prior
+
 SMALL: dict[str, Callable[[], Method]] = {
     "single": lambda: pm.methods.Single(prior_std=1.0, optimizer=SGD),
     "deep_ensemble": lambda: pm.methods.DeepEnsemble(3, of=pm.methods.Single(prior_std=1.0, optimizer=SGD)),
+    "anchored": lambda: pm.methods.Anchored(3, prior_std=1.0, optimizer=SGD, perturb_data=True),
+    "sequential_anchored": lambda: pm.methods.SequentialAnchored(
+        2, prior_std=1.0, walk=WALK, short_epochs=1, optimizer=SGD
+    ),
+    "hmc": lambda: pm.methods.HMC(2, prior_std=1.0, samples=3, burn_in=0.5, optimizer=SGD),
 }
+
+# Networks that a method cannot be fitted to, for a reason that it gives.
+REFUSED: dict[str, frozenset[str]] = {
+    "hmc": frozenset(
+        {"batch_norm", "dropout", "batch_norm_and_dropout", "convolution", "functional_dropout"}
+    ),
+}
+
+
+def accepts(method: str, network: str) -> bool:
+    return network not in REFUSED.get(method, ())

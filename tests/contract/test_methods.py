@@ -8,14 +8,20 @@ import torch
 
 import polymode as pm
 from cases import BY_NAME, NETWORKS
-from contract.registry import SMALL
-from polymode.errors import CheckpointError
+from contract.registry import REFUSED, SMALL, accepts
+from polymode.errors import CheckpointError, InputError
 from polymode.members import Tensors
 from polymode.methods import METHODS
 from polymode.training.method import describe
 from polymode.trees import leaves
 
 methods = pytest.mark.parametrize("name", METHODS)
+
+
+def on(cases):
+    """Every method on every one of some networks that it accepts."""
+    pairs = [(name, case) for name in METHODS for case in cases if accepts(name, case.name)]
+    return pytest.mark.parametrize(("name", "case"), pairs, ids=[f"{n}-{c.name}" for n, c in pairs])
 
 
 def run(name, case, **options):
@@ -41,8 +47,13 @@ def test_every_method_has_a_small_instance():
         assert (method.__doc__ or "").strip()
 
 
-@methods
-@pytest.mark.parametrize("case", NETWORKS, ids=lambda c: c.name)
+@pytest.mark.parametrize(("name", "network"), [(n, c) for n, cases in REFUSED.items() for c in sorted(cases)])
+def test_networks_that_a_method_cannot_sample_are_refused(name, network):
+    with pytest.raises(InputError, match=f"{name} cannot sample a network"):
+        run(name, BY_NAME[network])
+
+
+@on(NETWORKS)
 def test_fits_every_network_and_replays(name, case):
     first, second = run(name, case), run(name, case)
     for key, tensor in weights(first).items():
@@ -53,8 +64,7 @@ def test_fits_every_network_and_replays(name, case):
     assert any(not torch.equal(t, weights(other)[k]) for k, t in weights(first).items())
 
 
-@methods
-@pytest.mark.parametrize("case", [c for c in NETWORKS if c.vectorises], ids=lambda c: c.name)
+@on([c for c in NETWORKS if c.vectorises])
 def test_backends_agree_in_float64(name, case):
     loop, vmap = run(name, case), run(name, case, backend="vmap")
     assert vmap.record["backend"] == "vmap"
@@ -84,10 +94,8 @@ def test_training_lowers_the_loss(name):
     assert pm.metrics.accuracy(posterior.predict(x).mean, y) > 0.8
 
 
-@methods
-@pytest.mark.parametrize("network", ["batch_norm", "learned_noise", "random_features", "convolution"])
-def test_save_and_load(name, network, tmp_path):
-    case = BY_NAME[network]
+@on([BY_NAME[name] for name in ("batch_norm", "learned_noise", "random_features", "convolution")])
+def test_save_and_load(name, case, tmp_path):
     posterior = run(name, case)
     posterior.save(tmp_path / "saved")
     loaded = pm.load_posterior(tmp_path / "saved", case.double_factory)
@@ -104,7 +112,7 @@ def test_frozen_weights_of_a_module_are_saved_too(name, tmp_path):
     module = pm.models.MLP(4, 3, (6,)).double()
     module[1].requires_grad_(False)
     case = BY_NAME["mlp"]
-    posterior = pm.fit(SMALL[name](), module, case.data(), likelihood="categorical", epochs=1, progress=False)
+    posterior = pm.fit(SMALL[name](), module, case.data(), likelihood="categorical", epochs=2, progress=False)
     posterior.save(tmp_path / "saved")
     fresh = pm.load_posterior(tmp_path / "saved", case.double_factory)
     assert torch.equal(predictions(fresh, case).mean, predictions(posterior, case).mean)
@@ -142,10 +150,8 @@ def _problem(case):
     return Problem(network, names, frozenset(), lambda chain, generator: {}, execution)
 
 
-@methods
-@pytest.mark.parametrize("network", ["batch_norm", "dropout", "tied_tokens", "lstm"])
-def test_the_users_module_is_untouched(name, network):
-    case = BY_NAME[network]
+@on([BY_NAME[name] for name in ("batch_norm", "dropout", "tied_tokens", "lstm")])
+def test_the_users_module_is_untouched(name, case):
     module = case.double_factory()
     before, description = copy.deepcopy(module.state_dict()), repr(module)
     data = case.data()

@@ -46,7 +46,11 @@ def test_digits_hold_out_two_classes():
 
 
 def test_digits_without_validation_and_too_many():
-    assert digits(num_validation=0).splits[0].validation is None
+    split, usual = digits(num_train=1100, num_validation=0).splits[0], digits().splits[0]
+    assert split.validation is None
+    # All but the usual test images are trained on.
+    assert torch.equal(split.test.inputs, usual.test.inputs)
+    assert torch.equal(split.train.inputs, torch.cat([usual.train.inputs, usual.validation.inputs]))
     with pytest.raises(InputError, match="leave nothing of 1443 digits"):
         digits(num_train=1443)
     with pytest.raises(InputError, match="num_train must be a whole number from 1, got 0"):

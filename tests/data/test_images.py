@@ -55,6 +55,19 @@ def test_cifar10_has_the_exact_pixels_and_labels(cifar):
     assert torch.equal(split.preprocessing.inputs(raw[:10]), split.train.inputs)  # bit for bit
 
 
+def test_cifar10_as_the_hmc_samples_saw_it(cifar):
+    split = cifar10(cifar, normalise="hmc").splits[0]
+    mean = np.array([0.49, 0.48, 0.44])[:, None, None]
+    expected = torch.tensor((PIXELS.reshape(-1, 3, 32, 32) / 255 - mean) / 0.2).float()
+    torch.testing.assert_close(split.test.inputs, expected[10:], atol=2e-6, rtol=1e-5)
+    assert split.train.augment == ()
+    assert split.validation is None
+    raw = torch.from_numpy(PIXELS.reshape(-1, 3, 32, 32)).float() / 255
+    assert torch.equal(split.preprocessing.inputs(raw[:10]), split.train.inputs)
+    with pytest.raises(InputError, match=r"Unknown value of normalise 'hcm'. Did you mean 'hmc'"):
+        cifar10(cifar, normalise="hcm")
+
+
 def test_the_last_images_validate_and_the_first_are_trained_on(cifar):
     split = cifar10(cifar, augment=True, num_validation=3, num_train=4).splits[0]
     assert split.train.targets.tolist() == LABELS[:4]

@@ -63,6 +63,18 @@ def test_parts_mix_both_classes_and_words_are_those_trained_on(tmp_path):
         imdb(tmp_path, num_train=80, num_validation=30)
 
 
+def test_a_part_of_the_training_set_without_validation(tmp_path):
+    """As 20,000 of the 25,000: balanced, none held out, and the test set in its official order."""
+    reviews = [(f"word{number}", int(number >= 50)) for number in range(100)]
+    write(tmp_path, "train", reviews)
+    write(tmp_path, "test", reviews)
+    everything = imdb(tmp_path, length=1).splits[0]
+    split = imdb(tmp_path, length=1, num_train=80).splits[0]
+    assert (split.train.num_examples, split.validation) == (80, None)
+    assert torch.equal(split.train.targets, everything.train.targets[:80])
+    assert split.test.targets.tolist() == [0] * 50 + [1] * 50
+
+
 @pytest.mark.parametrize(("option", "value"), [("vocabulary", 2), ("length", 0)])
 def test_options_out_of_range_are_named(folder, option, value):
     with pytest.raises(InputError, match=f"{option} must be a whole number from .*, got {value}"):

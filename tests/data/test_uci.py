@@ -61,6 +61,18 @@ def test_only_the_first_splits(small):
         uci(small, "yacht", splits=5)
 
 
+@pytest.mark.parametrize("gap", [False, True])
+def test_one_split(small, gap):
+    every = uci(small, "yacht", gap=gap).splits
+    [chosen] = uci(small, "yacht", gap=gap, split=2).splits
+    assert torch.equal(chosen.test.inputs, every[2].test.inputs)
+    assert torch.equal(chosen.train.targets, every[2].train.targets)
+    count = len(every)
+    for split, splits in ((count, None), (-1, None), ("0", None), (0, 1)):
+        with pytest.raises(InputError, match=f"give one of 0 to {count - 1}, and no splits={splits}"):
+            uci(small, "yacht", gap=gap, split=split, splits=splits)
+
+
 def test_what_cannot_be_read_is_named(small):
     with pytest.raises(InputError, match=r"Unknown UCI set 'yatch'. Did you mean 'yacht'"):
         uci(small, "yatch")
@@ -99,4 +111,10 @@ def test_checksums_are_those_of_the_files(name, monkeypatch):
 
 @needs_files
 def test_energy_gap_has_256_test_rows():
-    assert uci(SHARED, "energy", gap=True).splits[0].test.num_examples == 256
+    [split] = uci(SHARED, "energy", gap=True, split=3).splits
+    assert (split.train.num_examples, split.test.num_examples) == (512, 256)
+    torch.testing.assert_close(split.train.inputs.mean(0), torch.zeros(8), atol=1e-5, rtol=0)
+    torch.testing.assert_close(split.train.inputs.std(0, correction=0), torch.ones(8), atol=1e-4, rtol=0)
+    train, test = (part.inputs[:, 3] for part in (split.train, split.test))
+    # The rows of a feature's middle third; ties at its borders fall on either side.
+    assert bool(((train <= test.min()) | (train >= test.max())).all())

@@ -36,7 +36,7 @@ def setup(case, sizes=(16,), num_chains=3, batch_size=8, backend="loop", penalty
     network.module.train()
     counts = torch.tensor([g.num_examples for g in batches.groups])
     execution = Execution(torch.device("cpu"), counts, backend)
-    prior = None if penalty is None else gaussian_prior(penalty, names)
+    prior = None if penalty is None else gaussian_prior(dict.fromkeys(names, penalty))
     return Objective(network, names, execution, prior), state, batches, modules
 
 
@@ -170,4 +170,4 @@ def test_gaussian_penalty_with_a_centre():
     centre = {"a": torch.tensor([0.0, 1.0]), "b": torch.tensor([1.0])}
     assert gaussian_penalty(weights, 2.0, centre).item() == pytest.approx((1 + 1 + 4) / 8)
     with pytest.raises(pm.errors.InputError, match="prior_std must be a positive number, got 0"):
-        gaussian_prior(0.0, ["a"])
+        gaussian_penalty(weights, 0.0)

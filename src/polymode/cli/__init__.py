@@ -15,12 +15,13 @@ COMMANDS = {
     "train": "train one method, keep its posterior",
     "evaluate": "scores of a finished run",
     "predict": "predictions of a finished run, with their uncertainty",
+    "reference": "sample the posterior itself, to judge methods by",
     "methods": "list the methods, or explain one",
     "data": "list, fetch and check data sets",
 }
 USAGE = (
     "usage: polymode COMMAND [options]\n\n"
-    + "\n".join(f"  {name:<10}{about}" for name, about in COMMANDS.items())
+    + "\n".join(f"  {name:<11}{about}" for name, about in COMMANDS.items())
     + "\n\npolymode COMMAND --help explains a command; polymode --version tells the version."
 )
 
@@ -67,7 +68,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _how_to_go_on(arguments: list[str]) -> str:
-    if arguments[0] not in ("compare", "train"):
+    if arguments[0] not in ("compare", "train", "reference"):
         return ""
     return " What was trained is kept; the same command goes on with it:\n  polymode " + shlex.join(arguments)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from polymode.cli.jobs import (
     JobOptions,
     load_job,
+    load_reference,
     make_methods,
     observer_maker,
     run_folder,
@@ -39,6 +40,12 @@ class CompareOptions(JobOptions):
     budget: float | None = option(
         None, "member-epochs (gradient passes over the data) each method spends (default: the data's)"
     )
+    reference: str = option(
+        "",
+        "file of polymode reference, or FILE.npz:NAME with probabilities: adds distances to it to the table",
+        metavar="FILE",
+        place="screen",
+    )
     seeds: int = option(3, "number of seeds: all are trained side by side")
 
     def __post_init__(self) -> None:
@@ -58,6 +65,7 @@ def run(options: CompareOptions) -> None:
     """Compare, print the tables, write the page."""
     wanted = wanted_methods(options.methods, COMPARED)
     job = load_job(options)
+    reference = load_reference(options.reference, job.task)
     budget = options.budget or job.task.suggested_budget
     without_methods = config_of(options, without=["methods"]) | {"model": job.model_name, "budget": budget}
     folder = run_folder(options.run, "compare", [options.data, job.model_name], without_methods)
@@ -85,6 +93,7 @@ def run(options: CompareOptions) -> None:
             device=options.device or None,
             backend=options.backend,
             num_draws=options.draws,
+            reference=reference,
             options=identity,
             run_options=run_options,
             network=job.network,

@@ -8,6 +8,7 @@ from polymode.cli.options import ScreenOptions, UsageError, option
 from polymode.cli.output import console, posterior_table, print_json, reporter_of, say
 from polymode.cli.runs import StoredRun
 from polymode.comparison import judge
+from polymode.reference import Reference
 from polymode.storage import write_text
 
 ABOUT = """Judge the posteriors of a run: on its own test data, or on a table or data set of yours."""
@@ -22,6 +23,10 @@ class EvaluateOptions(ScreenOptions):
         "", "labelled data: a table or the name of a data set (default: the run's own test data)"
     )
     ood: str = option("", "data set outside the distribution")
+    reference: str = option(
+        "",
+        "file of polymode reference, or FILE.npz:NAME with probabilities: adds distances to it",
+    )
     draws: int = option(100, "networks drawn of a posterior that has no end of them")
     out: str = option("", "also write all scores to this .json file")
 
@@ -39,12 +44,13 @@ def run(options: EvaluateOptions) -> None:
         ood = stored.with_ood(stored.own_task, options.ood).ood
     elif not options.data:
         ood = stored.own_task.ood
+    reference = Reference.load(options.reference) if options.reference else None
     found, num_examples = [], 0
     for index in range(stored.num_posteriors):
         reporter.say(f"judging posterior {index + 1} of {stored.num_posteriors}")
         split = stored.split(options.data, index)
         num_examples += split.test.num_examples
-        found.append(judge(stored.posterior(index), split, ood, num_draws=options.draws).scores)
+        found.append(judge(stored.posterior(index), split, ood, reference, num_draws=options.draws).scores)
     reporter.close()
     if options.out:
         write_text(Path(options.out), json.dumps(found, indent=2) + "\n")

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from polymode.cli.options import ScreenOptions, UsageError, option
+from polymode.comparison import check_reference
 from polymode.data import Task
 from polymode.data.loading import load_inputs_for_ood, load_task
 from polymode.errors import unknown_name
 from polymode.likelihoods import LIKELIHOODS, make_likelihood
 from polymode.methods import METHODS, make_method
-from polymode.models import make_model
+from polymode.models import MODELS, make_model
+from polymode.reference import Reference
 from polymode.surgery import Model
 from polymode.tracking import TensorBoard
 from polymode.training import Epoch, Method
@@ -32,8 +34,7 @@ class JobOptions(ScreenOptions):
     )
     model: str = option(
         "",
-        "network: mlp, smallcnn, mediumcnn, resnet20, resnet32, resnet56, text, or package.module:callable "
-        "(default: what suits the data)",
+        f"network: {', '.join(MODELS)}, or package.module:callable (default: what suits the data)",
         metavar="MODEL",
     )
     likelihood: str = option(
@@ -115,6 +116,15 @@ def load_job(options: JobOptions) -> Job:
         "options": settings,
     }
     return Job(task, make_model(name, shape, task.num_outputs, settings), network)
+
+
+def load_reference(spec: str, task: Task) -> Reference | None:
+    """Read the reference that was named, and check it against the task before anything is trained."""
+    if not spec:
+        return None
+    reference = Reference.load(spec)
+    check_reference(reference, task)
+    return reference
 
 
 def _with_likelihood(task: Task, likelihood: str) -> Task:

@@ -1,7 +1,15 @@
 """Comparisons: several methods on one task at one price."""
 
 from polymode.comparison.columns import Column, columns_for
-from polymode.comparison.compare import MANIFEST, TASK, Replicate, compare, fit_replicates, judge_all
+from polymode.comparison.compare import (
+    MANIFEST,
+    TASK,
+    Replicate,
+    check_reference,
+    compare,
+    fit_replicates,
+    judge_all,
+)
 from polymode.comparison.judgement import Judgement, judge
 from polymode.comparison.results import Comparison, Result, Summary
 
@@ -14,6 +22,7 @@ __all__ = [
     "Replicate",
     "Result",
     "Summary",
+    "check_reference",
     "columns_for",
     "compare",
     "fit_replicates",

@@ -47,11 +47,22 @@ NUMBERS = (
 )
 
 
+# Closeness to a reference predictive, where one is given.
+CLASSES_TO_REFERENCE = (
+    Column("agreement", "agreement", "high", 4, "share of points with the reference's most probable class"),
+    Column("total_variation", "TV", "low", 4, "total variation distance to the reference, mean over points"),
+)
+NUMBERS_TO_REFERENCE = (
+    Column("wasserstein1", "W1", "low", 4, "Wasserstein-1 distance to the reference, standardised units"),
+    Column("wasserstein2", "W2", "low", 4, "Wasserstein-2 distance to the reference, standardised units"),
+)
+
+
 def columns_for(likelihood: Likelihood) -> Sequence[Column]:
-    """The scores that are shown for a likelihood."""
+    """The scores that are shown for a likelihood; those that a method has not been given are left out."""
     if isinstance(likelihood, Categorical):
-        return CLASSES
-    return NUMBERS if isinstance(likelihood, Gaussian) else LABELS
+        return CLASSES + CLASSES_TO_REFERENCE
+    return NUMBERS + NUMBERS_TO_REFERENCE if isinstance(likelihood, Gaussian) else LABELS
 
 
 def quality_of(likelihood: Likelihood) -> Column:

@@ -11,9 +11,10 @@ from polymode.comparison.columns import columns_for, quality_of
 from polymode.comparison.judgement import Judgement, judge
 from polymode.comparison.results import Comparison, Result
 from polymode.data import ArrayData, Data, Split, Task
-from polymode.errors import CheckpointError, require
+from polymode.errors import CheckpointError, InputError, require
 from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.posteriors import Posterior
+from polymode.reference import Reference
 from polymode.storage import FORMAT_VERSION, finite, read_json, write_json, write_tensors, write_text
 from polymode.surgery import Model
 from polymode.training import Epoch, Method, epochs_of, fit
@@ -46,6 +47,7 @@ def compare(
     device: torch.device | str | None = None,
     backend: Any = "auto",
     num_draws: int = 100,
+    reference: Reference | None = None,
     options: Mapping[str, Any] | None = None,
     run_options: Callable[[Method, int], Mapping[str, Any]] = lambda method, epochs: {},
     network: Mapping[str, Any] | None = None,
@@ -56,8 +58,9 @@ def compare(
 
     methods: label -> method. folder: results.json, results.csv, replicates.csv and a run folder a method.
     All splits and seeds of a method are trained side by side. A run that was cut goes on; one that is
-    finished is read back. num_draws: networks drawn of posteriors that have no end of them. options: what the
-    comparison depends on, kept in its manifest; a folder of another comparison is refused. run_options: the
+    finished is read back. num_draws: networks drawn of posteriors that have no end of them. reference: what
+    a trusted posterior predicts for the test data of the only split; distances to it become columns. options:
+    what the comparison depends on, kept in its manifest; a folder of another is refused. run_options: the
     same of a run, from its method and epochs. network: what builds the model again. observers: makes the
     observer of each run.
     """
@@ -66,6 +69,8 @@ def compare(
     folder, reporter = Path(folder), reporter or Silent()
     likelihood = make_likelihood(task.likelihood)
     replicates = [Replicate(i, seed, split) for i, split in enumerate(task.splits) for seed in seeds]
+    if reference is not None:
+        check_reference(reference, task)
     _claim(folder, options or {})
     results = []
     for label, method in methods.items():
@@ -85,7 +90,9 @@ def compare(
             network=network,
             observer=observers(folder / label),
         )
-        judged = judge_all(posteriors, replicates, folder / label, task.ood, num_draws, reporter, label)
+        judged = judge_all(
+            posteriors, replicates, folder / label, task.ood, num_draws, reporter, label, reference
+        )
         result = _result(label, sized, epochs, posteriors, judged, folder / label, num_draws)
         spent = result.price["member_epochs"]
         if abs(spent - budget) > 0.1 * budget:
@@ -161,12 +168,14 @@ def judge_all(
     num_draws: int,
     reporter: Reporter,
     label: str,
+    reference: Reference | None = None,
 ) -> list[dict[str, Any]]:
     """Scores and curves of every replicate, from the run's folder where they are about the same already."""
     about = {
         "test": fingerprints([replicate.data.test for replicate in replicates]),
         "ood": None if ood is None else fingerprint(ood),
         "num_draws": num_draws,
+        "reference": None if reference is None else reference.digest,
     }
     if (folder / SCORES).exists():
         saved = read_json(folder / SCORES, "set of scores")
@@ -175,7 +184,7 @@ def judge_all(
     reporter.say(f"{label}: judging {_count(len(replicates), 'posterior')}")
     found = []
     for index, (posterior, replicate) in enumerate(zip(posteriors, replicates, strict=True)):
-        judgement: Judgement = judge(posterior, replicate.data, ood, num_draws=num_draws)
+        judgement: Judgement = judge(posterior, replicate.data, ood, reference, num_draws=num_draws)
         write_tensors(folder / f"predictions-{index}.safetensors", judgement.predictions)
         found.append(
             {
@@ -188,6 +197,16 @@ def judge_all(
     content = {"what": "scores", "about": about, "replicates": finite(found)}
     write_json(folder / SCORES, {"format_version": FORMAT_VERSION} | content)
     return content["replicates"]
+
+
+def check_reference(reference: Reference, task: Task) -> None:
+    """Raise, before any training, unless a reference is about the test data of a task."""
+    if len(task.splits) > 1:
+        raise InputError(
+            f"A reference is about one test set, {task.name} has {len(task.splits)} splits: choose one "
+            "(--set data.split=0)."
+        )
+    reference.check(task.splits[0].test, make_likelihood(task.likelihood), task.num_outputs)
 
 
 def _on_device(sources: Sequence[Data], device: torch.device | str | None) -> list[Data]:

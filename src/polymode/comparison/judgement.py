@@ -14,6 +14,7 @@ from polymode.metrics import calibration_bins, cosine_similarity
 from polymode.metrics.diversity import label_disagreement, off_diagonal_mean
 from polymode.posteriors import Posterior
 from polymode.predictive import CategoricalPredictive, GaussianPredictive, labelled
+from polymode.reference import Reference
 
 NUM_BINS = 20  # of histograms
 MATRIX_MEMBERS = 40  # members beyond these are not shown in a matrix of pairs
@@ -31,11 +32,18 @@ class Judgement:
 
 
 def judge(
-    posterior: Posterior, split: Split, ood: Data | None = None, *, num_draws: int = 100, seed: int = 0
+    posterior: Posterior,
+    split: Split,
+    ood: Data | None = None,
+    reference: Reference | None = None,
+    *,
+    num_draws: int = 100,
+    seed: int = 0,
 ) -> Judgement:
     """Judge a posterior on the test data of a split.
 
-    num_draws: networks drawn of a posterior that has no end of them.
+    reference: what a trusted posterior predicts there. num_draws: networks drawn of a posterior that has no
+    end of them.
     """
     count = num_draws if posterior.num_members is None else None
 
@@ -46,6 +54,7 @@ def judge(
         posterior,
         split.test,
         ood=ood if isinstance(posterior.network.likelihood, Categorical) else None,
+        reference=reference,
         num_members=count,
         generator=draws(),
         target_scale=split.preprocessing.target_scale,

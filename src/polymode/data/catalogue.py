@@ -1,11 +1,11 @@
 """The catalogue of data sets: what each is and where it comes from; and tasks from names and paths."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from polymode.data import embedded, images, imdb, uci
+from polymode.data import embedded, images, imdb, medmnist, shifted, uci
 from polymode.data.downloads import Download, extract
 from polymode.data.task import Task
 
@@ -70,8 +70,9 @@ def _uci(name: str, summary: str, expected: Expected) -> DataSet:
     )
 
 
-def _unpack(archive: str, folder: Path) -> None:
-    extract(folder / archive, folder)
+def _unpack(archives: Sequence[Download], folder: Path) -> None:
+    for archive in archives:
+        extract(folder / archive.file, folder)
 
 
 def _convert_imdb(folder: Path) -> None:
@@ -133,9 +134,27 @@ _SETS = (
             first_test=(3, 8, 8, 0, 6),
         ),
         images.CIFAR10_DOWNLOADS,
-        partial(_unpack, images.CIFAR10_DOWNLOADS[0].file),
+        partial(_unpack, images.CIFAR10_DOWNLOADS),
         images.CIFAR10_FILES,
         "60,000 colour images of 32×32 pixels, 10 classes; 170 MB to download",
+    ),
+    DataSet(
+        "cifar10_shifted",
+        "cifar10, tested on corrupted photographs too",
+        shifted.cifar10_shifted,
+        Expected(
+            50000,
+            50000,
+            train_counts=(5000,) * 10,
+            test_counts=(5000,) * 10,
+            channel_means=(0.4914, 0.4822, 0.4465),
+            first_train=(6, 9, 9, 4, 1),
+            first_test=(3, 8, 8, 0, 6),
+        ),
+        shifted.DOWNLOADS,
+        partial(_unpack, shifted.DOWNLOADS),
+        shifted.FILES,
+        "CIFAR-10 and four corruptions of its test images (CIFAR-10-C); 3.1 GB to download",
     ),
     DataSet(
         "cifar100",
@@ -151,7 +170,7 @@ _SETS = (
             first_test=(49, 33, 72, 51, 71),
         ),
         images.CIFAR100_DOWNLOADS,
-        partial(_unpack, images.CIFAR100_DOWNLOADS[0].file),
+        partial(_unpack, images.CIFAR100_DOWNLOADS),
         images.CIFAR100_FILES,
         "60,000 colour images of 32×32 pixels, 100 classes; 169 MB to download",
     ),
@@ -203,6 +222,20 @@ _SETS = (
         images.SVHN_DOWNLOADS,
         files=tuple(download.file for download in images.SVHN_DOWNLOADS),
         facts="99,289 colour images of 32×32 pixels, 10 classes; 246 MB to download",
+    ),
+    DataSet(
+        "dermamnist",
+        "spots of skin",
+        medmnist.dermamnist,
+        Expected(
+            8010,
+            2005,
+            train_counts=(228, 359, 769, 80, 779, 4693, 99),
+            test_counts=(66, 103, 220, 23, 223, 1341, 29),
+        ),
+        medmnist.DOWNLOADS,
+        files=tuple(download.file for download in medmnist.DOWNLOADS),
+        facts="10,015 colour images of 28×28 pixels, 7 classes; 20 MB to download",
     ),
     DataSet(
         "imdb",

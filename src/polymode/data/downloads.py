@@ -160,7 +160,7 @@ def _leads_outside(name: str) -> bool:
 
 
 def extract(archive: Path | str, folder: Path | str) -> None:
-    """Unpack a .tar.gz into a folder, all of it or nothing.
+    """Unpack a .tar.gz or .tar into a folder, all of it or nothing.
 
     Entries appear under their final names only once everything is unpacked; older ones of the same name are
     replaced. An archive with names or links that lead outside is refused.
@@ -182,7 +182,7 @@ def extract(archive: Path | str, folder: Path | str) -> None:
 
 def _unpack(archive: Path, folder: Path) -> None:
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with tarfile.open(archive, "r:gz" if archive.suffix == ".gz" else "r:") as tar:
             for member in tar:
                 if _leads_outside(member.name) and member.name not in (".", "./"):
                     raise InputError(
@@ -206,4 +206,5 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def _damaged(archive: Path, error: Exception) -> InputError:
-    return InputError(f"{archive} is not a whole .tar.gz archive ({error}). Delete it and download it again.")
+    kind = ".tar.gz" if archive.suffix == ".gz" else ".tar"
+    return InputError(f"{archive} is not a whole {kind} archive ({error}). Delete it and download it again.")

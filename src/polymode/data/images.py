@@ -18,7 +18,7 @@ from polymode.data.augmentation import Augmentation, RandomCrop, RandomFlip
 from polymode.data.downloads import Download, missing_file
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, training_parts
-from polymode.errors import InputError
+from polymode.errors import InputError, unknown_name
 
 CIFAR10_DOWNLOADS = (
     Download(
@@ -92,6 +92,9 @@ FASHION_NAMES = (
     "Ankle boot",
 )
 
+# What the published HMC samples of CIFAR-10 were computed with (Izmailov et al. 2021).
+HMC_NORMAL = ((0.49, 0.48, 0.44), (0.2, 0.2, 0.2))
+
 Mean = tuple[float, ...]
 Labelled = tuple[np.ndarray, np.ndarray]
 
@@ -105,30 +108,46 @@ def cifar10(
     num_validation: int = 0,
     num_train: int | None = None,
     batch_size: int = 128,
+    normalise: str = "usual",
 ) -> Task:
     """CIFAR-10 from ``cifar-10-batches-py``.
 
     num_validation: the last images of the training set are kept for validation. num_train: only the first so
     many are trained on. augment: crop at random from an image padded by 4 pixels, and mirror half of them.
+    normalise: "usual" standardises with the training pixels' mean and deviation, "hmc" as the published HMC
+    samples were.
     """
-    root = Path(folder) / "cifar-10-batches-py"
-    _check_files(Path(folder), CIFAR10_FILES, "cifar10", CIFAR10_DOWNLOADS)
-    names = _cifar_names(root / "batches.meta", "label_names")
-    batches = [_cifar_batch(root / name, "labels", len(names)) for name in CIFAR10_TRAIN]
-    return _image_task(
+    train, test, names = read_cifar10(Path(folder), "cifar10")
+    return image_task(
         "cifar10",
-        (
-            np.concatenate([images for images, _ in batches]),
-            np.concatenate([labels for _, labels in batches]),
-        ),
-        _cifar_batch(root / "test_batch", "labels", len(names)),
+        train,
+        test,
         names,
-        ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)),
+        cifar10_normal(normalise),
         (RandomCrop(4), RandomFlip()) if augment else (),
         num_validation,
         num_train,
         batch_size,
     )
+
+
+def read_cifar10(folder: Path, name: str) -> tuple[Labelled, Labelled, tuple[str, ...]]:
+    """Training and test images with their labels, and the names of the classes; for the data set ``name``."""
+    root = folder / "cifar-10-batches-py"
+    check_files(folder, CIFAR10_FILES, name, CIFAR10_DOWNLOADS)
+    names = _cifar_names(root / "batches.meta", "label_names")
+    batches = [_cifar_batch(root / batch, "labels", len(names)) for batch in CIFAR10_TRAIN]
+    images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    return (images, labels), _cifar_batch(root / "test_batch", "labels", len(names)), names
+
+
+def cifar10_normal(normalise: str) -> tuple[Mean, Mean]:
+    """Mean and standard deviation of the channels that an option stands for."""
+    usual = ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255))
+    choices = {"usual": usual, "hmc": HMC_NORMAL}
+    if normalise not in choices:
+        raise unknown_name("value of normalise", normalise, choices)
+    return choices[normalise]
 
 
 def cifar100(
@@ -140,9 +159,9 @@ def cifar100(
 ) -> Task:
     """CIFAR-100 with its fine labels from ``cifar-100-python``; options as those of ``cifar10``."""
     root = Path(folder) / "cifar-100-python"
-    _check_files(Path(folder), CIFAR100_FILES, "cifar100", CIFAR100_DOWNLOADS)
+    check_files(Path(folder), CIFAR100_FILES, "cifar100", CIFAR100_DOWNLOADS)
     names = _cifar_names(root / "meta", "fine_label_names")
-    return _image_task(
+    return image_task(
         "cifar100",
         _cifar_batch(root / "train", "fine_labels", len(names)),
         _cifar_batch(root / "test", "fine_labels", len(names)),
@@ -166,9 +185,7 @@ def mnist(
     train, test = _idx_pairs(Path(folder), "mnist", MNIST_DOWNLOADS)
     steps = (RandomCrop(4),) if augment else ()
     normal = ((0.1307,), (0.3081,))
-    return _image_task(
-        "mnist", train, test, DIGIT_NAMES, normal, steps, num_validation, num_train, batch_size
-    )
+    return image_task("mnist", train, test, DIGIT_NAMES, normal, steps, num_validation, num_train, batch_size)
 
 
 def fashion_mnist(
@@ -182,7 +199,7 @@ def fashion_mnist(
     train, test = _idx_pairs(Path(folder), "fashion_mnist", FASHION_MNIST_DOWNLOADS)
     steps = (RandomCrop(4),) if augment else ()
     normal = ((0.2860,), (0.3530,))
-    return _image_task(
+    return image_task(
         "fashion_mnist", train, test, FASHION_NAMES, normal, steps, num_validation, num_train, batch_size
     )
 
@@ -196,14 +213,14 @@ def svhn(
 ) -> Task:
     """House numbers (SVHN) from ``svhn``; options as those of ``cifar10``, without mirrored digits."""
     files = [download.file for download in SVHN_DOWNLOADS]
-    _check_files(Path(folder), files, "svhn", SVHN_DOWNLOADS)
+    check_files(Path(folder), files, "svhn", SVHN_DOWNLOADS)
     train, test = (_svhn_part(Path(folder) / file) for file in files)
     steps = (RandomCrop(4),) if augment else ()
     normal = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))
-    return _image_task("svhn", train, test, DIGIT_NAMES, normal, steps, num_validation, num_train, batch_size)
+    return image_task("svhn", train, test, DIGIT_NAMES, normal, steps, num_validation, num_train, batch_size)
 
 
-def _image_task(
+def image_task(
     name: str,
     train: Labelled,
     test: Labelled,
@@ -213,7 +230,15 @@ def _image_task(
     num_validation: int,
     num_train: int | None,
     batch_size: int,
+    *,
+    validation: Labelled | None = None,
+    model: str = "smallcnn",
 ) -> Task:
+    """A task of images [N, C, H, W] of bytes; options as those of ``cifar10``.
+
+    normal: mean and standard deviation of each channel. validation: images of its own to validate on, where
+    none of the training set are kept for it.
+    """
     first, last = training_parts(len(train[0]), num_train, num_validation)
 
     def data(part: Labelled, steps: tuple[Augmentation, ...] = ()) -> ArrayData:
@@ -227,13 +252,15 @@ def _image_task(
         classes=tuple(classes),
         image_shape=tuple(train[0].shape[1:]),
     )
+    if num_validation:
+        validation = train[0][last], train[1][last]
     split = Split(
         data((train[0][first], train[1][first]), augment),
         data(test),
-        data((train[0][last], train[1][last])) if num_validation else None,
+        None if validation is None else data(validation),
         ready,
     )
-    return Task(name, [split], "categorical", num_outputs=len(classes), model="smallcnn")
+    return Task(name, [split], "categorical", num_outputs=len(classes), model=model)
 
 
 def _normalised(pixels: np.ndarray, mean: Mean, std: Mean) -> Tensor:
@@ -243,14 +270,16 @@ def _normalised(pixels: np.ndarray, mean: Mean, std: Mean) -> Tensor:
     return images.sub_(shift).div_(scale)
 
 
-def _check_files(folder: Path, files: Sequence[str], name: str, downloads: Sequence[Download]) -> None:
+def check_files(folder: Path, files: Sequence[str], name: str, downloads: Sequence[Download]) -> None:
+    """Raise an ``InputError`` for the first file of a data set that is not in the data folder."""
     for file in files:
         if not (folder / file).is_file():
             address = next((d.url for d in downloads if d.file == file), downloads[0].url)
             raise missing_file(folder / file, name, address)
 
 
-def _damaged(path: Path, reason: object) -> InputError:
+def damaged(path: Path, reason: object) -> InputError:
+    """Build the error for a file whose content is not what it should be."""
     return InputError(
         f"{path} is damaged or not an official file: {reason}. Delete it and fetch the data again."
     )
@@ -285,16 +314,16 @@ def _unpickled(path: Path) -> dict[str, Any]:
         with open(path, "rb") as file:
             content = _OnlyArrays(file, encoding="latin1").load()
     except Exception as error:  # damaged pickles raise errors of every class
-        raise _damaged(path, error or type(error).__name__) from error
+        raise damaged(path, error or type(error).__name__) from error
     if not isinstance(content, dict):
-        raise _damaged(path, f"it holds a {type(content).__name__}, not a dictionary")
+        raise damaged(path, f"it holds a {type(content).__name__}, not a dictionary")
     return content
 
 
 def _cifar_names(path: Path, entry: str) -> tuple[str, ...]:
     names = _unpickled(path).get(entry)
     if not isinstance(names, list) or not names:
-        raise _damaged(path, f"it has no list {entry!r}")
+        raise damaged(path, f"it has no list {entry!r}")
     return tuple(map(str, names))
 
 
@@ -302,15 +331,16 @@ def _cifar_batch(path: Path, entry: str, num_classes: int) -> Labelled:
     content = _unpickled(path)
     data, labels = content.get("data"), content.get(entry)
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
-        raise _damaged(path, "its 'data' is not an array of bytes [N, 3072]")
+        raise damaged(path, "its 'data' is not an array of bytes [N, 3072]")
     if not isinstance(labels, list) or len(labels) != len(data):
-        raise _damaged(path, f"its {entry!r} is not a list of {len(data)} labels")
-    return data.reshape(-1, 3, 32, 32), _checked_labels(np.asarray(labels), num_classes, path)
+        raise damaged(path, f"its {entry!r} is not a list of {len(data)} labels")
+    return data.reshape(-1, 3, 32, 32), checked_labels(np.asarray(labels), num_classes, path)
 
 
-def _checked_labels(labels: np.ndarray, num_classes: int, path: Path) -> np.ndarray:
+def checked_labels(labels: np.ndarray, num_classes: int, path: Path) -> np.ndarray:
+    """The labels, having made sure that each is the number of a class."""
     if labels.dtype.kind not in "iu" or labels.min(initial=0) < 0 or labels.max(initial=0) >= num_classes:
-        raise _damaged(path, f"its labels are not whole numbers from 0 to {num_classes - 1}")
+        raise damaged(path, f"its labels are not whole numbers from 0 to {num_classes - 1}")
     return labels
 
 
@@ -318,7 +348,7 @@ def _checked_labels(labels: np.ndarray, num_classes: int, path: Path) -> np.ndar
 
 
 def _idx_pairs(folder: Path, name: str, downloads: Sequence[Download]) -> tuple[Labelled, Labelled]:
-    _check_files(folder, [download.file for download in downloads], name, downloads)
+    check_files(folder, [download.file for download in downloads], name, downloads)
     train_images, train_labels, test_images, test_labels = (folder / download.file for download in downloads)
     return _idx_pair(train_images, train_labels), _idx_pair(test_images, test_labels)
 
@@ -326,21 +356,21 @@ def _idx_pairs(folder: Path, name: str, downloads: Sequence[Download]) -> tuple[
 def _idx_pair(image_file: Path, label_file: Path) -> Labelled:
     images, labels = _idx_array(image_file, 3), _idx_array(label_file, 1)
     if len(images) != len(labels):
-        raise _damaged(label_file, f"it has {len(labels)} labels for the {len(images)} images beside it")
-    return images[:, None], _checked_labels(labels, 10, label_file)
+        raise damaged(label_file, f"it has {len(labels)} labels for the {len(images)} images beside it")
+    return images[:, None], checked_labels(labels, 10, label_file)
 
 
 def _idx_array(path: Path, num_axes: int) -> np.ndarray:
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     magic, header = bytes([0, 0, 8, num_axes]), 4 + 4 * num_axes
     if content[:4] != magic or len(content) < header:
-        raise _damaged(path, f"it starts with {content[:4].hex()}, expected was {magic.hex()}")
+        raise damaged(path, f"it starts with {content[:4].hex()}, expected was {magic.hex()}")
     shape = np.frombuffer(content, ">u4", num_axes, offset=4).tolist()
     if len(content) - header != int(np.prod(shape, dtype=np.int64)):
-        raise _damaged(path, f"it holds {len(content) - header} bytes for an array {shape}")
+        raise damaged(path, f"it holds {len(content) - header} bytes for an array {shape}")
     # A copy, as torch wants arrays that can be written to.
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
 
@@ -357,8 +387,8 @@ def _svhn_part(path: Path) -> Labelled:
         content = loadmat(path)
         images, labels = content["X"], content["y"].reshape(-1)
     except Exception as error:  # damaged Matlab files raise errors of every class
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        raise damaged(path, f"{type(error).__name__}: {error}") from error
     if images.ndim != 4 or images.shape[2] != 3 or images.shape[3] != len(labels) or images.dtype != np.uint8:
-        raise _damaged(path, f"it holds images {list(images.shape)} and {len(labels)} labels")
+        raise damaged(path, f"it holds images {list(images.shape)} and {len(labels)} labels")
     labels = np.where(labels == 10, 0, labels)  # the files call the digit zero 10
-    return images.transpose(3, 2, 0, 1), _checked_labels(labels, 10, path)
+    return images.transpose(3, 2, 0, 1), checked_labels(labels, 10, path)

@@ -100,12 +100,18 @@ def downloads(name: str) -> tuple[Download, ...]:
 
 
 def uci(
-    folder: Path | str, name: str, gap: bool = False, splits: int | None = None, batch_size: int = 100
+    folder: Path | str,
+    name: str,
+    gap: bool = False,
+    splits: int | None = None,
+    split: int | None = None,
+    batch_size: int = 100,
 ) -> Task:
     """One of the UCI regression sets, every split standardised with its own training rows.
 
     gap: the splits of Foong et al. (2019), one a feature, whose test rows are the middle third of that
-    feature. splits: only the first so many.
+    feature. splits: only the first so many. split: only this one, counted from 0, which for gap splits is
+    the number of the feature.
     """
     if name not in FOLDERS:
         raise unknown_name("UCI set", name, FOLDERS)
@@ -117,8 +123,14 @@ def uci(
         f"splits={splits!r} of uci-{name}: it has {len(rows)} {'gap ' if gap else ''}splits; give 1 to "
         f"{len(rows)}.",
     )
+    require(
+        split is None or (splits is None and isinstance(split, int) and 0 <= split < len(rows)),
+        f"split={split!r} of uci-{name}: it has {len(rows)} {'gap ' if gap else ''}splits; give one of 0 to "
+        f"{len(rows) - 1}, and no splits={splits!r} beside it.",
+    )
+    chosen = rows[:splits] if split is None else [rows[split]]
     columns = [f"x{index}" for index in features]
-    made = [_split(inputs, values[:, target], *pair, batch_size, columns) for pair in rows[:splits]]
+    made = [_split(inputs, values[:, target], *pair, batch_size, columns) for pair in chosen]
     return Task(
         f"uci-{name}",
         made,

@@ -1,6 +1,7 @@
 """What every likelihood is, and the checks they share."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
@@ -83,6 +84,15 @@ class Likelihood(ABC):
         if weights is not None:
             terms = terms * weights.reshape(-1, *[1] * (terms.ndim - 1))
         return terms.sum() * (-1 / self.num_observations(targets))
+
+    def randomised(self, targets: Tensor, draw: Callable[[int], Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Targets, and weights of the examples, of one random data set; targets lead with any axes.
+
+        draw(k): uniform numbers [..., k] in (0, 1) for each example. Here w ~ Exp(1): gradients of the
+        weighted log likelihood then vary with the covariance that the information matrix has (the weighted
+        likelihood bootstrap, Newton and Raftery 1994).
+        """
+        return targets, -draw(1).squeeze(-1).log()
 
     def config(self) -> dict:
         """The kind and options, as JSON values."""

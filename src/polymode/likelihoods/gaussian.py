@@ -1,6 +1,7 @@
 """Numbers with Gaussian noise: fixed, learned, or depending on the input."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -102,6 +103,12 @@ class FixedGaussian(Gaussian):
 
     def moments(self, outputs: Tree) -> tuple[Tensor, float]:
         return self.read(outputs), self.std
+
+    def randomised(self, targets: Tensor, draw: Callable[[int], Tensor]) -> tuple[Tensor, None]:
+        """Targets drawn again with the likelihood's noise: exact posterior samples of linear models."""
+        each = draw(1).shape[:-1]
+        noise = torch.special.ndtri(draw(targets.numel() // each.numel())).reshape(targets.shape)
+        return targets + self.std * noise.to(targets.dtype), None
 
 
 @dataclass(frozen=True)

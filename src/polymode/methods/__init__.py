@@ -1,8 +1,21 @@
 """The methods, one file each."""
 
+from polymode.methods.anchored import Anchored
 from polymode.methods.configuration import make_method
 from polymode.methods.deep_ensemble import DeepEnsemble
+from polymode.methods.hmc import HMC
 from polymode.methods.registry import COMPARED, METHODS
+from polymode.methods.sequential_anchored import SequentialAnchored, split_budget
 from polymode.methods.single import Single
 
-__all__ = ["COMPARED", "METHODS", "DeepEnsemble", "Single", "make_method"]
+__all__ = [
+    "COMPARED",
+    "HMC",
+    "METHODS",
+    "Anchored",
+    "DeepEnsemble",
+    "SequentialAnchored",
+    "Single",
+    "make_method",
+    "split_budget",
+]

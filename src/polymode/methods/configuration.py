@@ -7,6 +7,8 @@ from typing import Any
 from polymode import schedules
 from polymode.errors import InputError, unknown_name
 from polymode.methods.registry import METHODS
+from polymode.priors import FanIn
+from polymode.samplers import WALKS
 from polymode.training import KeepBest, Method, Optimizer
 from polymode.training.method import describe
 
@@ -16,6 +18,8 @@ PARTS: dict[str, type] = {
     for part in (
         Optimizer,
         KeepBest,
+        FanIn,
+        *WALKS,
         schedules.Constant,
         schedules.Cosine,
         schedules.Drops,

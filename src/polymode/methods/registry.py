@@ -1,10 +1,15 @@
 """The methods by name. METHODS is what the command line, the tests and the docs read."""
 
+from polymode.methods.anchored import Anchored
 from polymode.methods.deep_ensemble import DeepEnsemble
+from polymode.methods.hmc import HMC
+from polymode.methods.sequential_anchored import SequentialAnchored
 from polymode.methods.single import Single
 from polymode.training import Method
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (Single, DeepEnsemble)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (Single, DeepEnsemble, Anchored, SequentialAnchored, HMC)
+}
 
 # What a comparison runs unless told otherwise: at most eight, the baseline first.
-COMPARED: tuple[str, ...] = ("single", "deep_ensemble")
+COMPARED: tuple[str, ...] = ("single", "deep_ensemble", "anchored", "sequential_anchored")

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 import torch
 
 from polymode.posteriors import Particles, Posterior
-from polymode.priors import gaussian_prior, require_positive
+from polymode.priors import PriorStd, check_prior_std, gaussian_prior
 from polymode.schedules import Constant, Schedule
 from polymode.training import Method, Optimizer, Over, Phase, Problem, State, check_options, keep_rule
 from polymode.training.method import Keep
@@ -17,7 +17,8 @@ from polymode.training.method import Keep
 class Single(Method):
     """Maximum a posteriori: minimise −Σ_n log p(y_n | x_n, θ) + Σ_j θ_j²/(2 s²).
 
-    prior_std: s; None means a flat prior (maximum likelihood). Weight decay of the optimiser is the
+    prior_std: s, one number, numbers by pattern of the weights' names, or ``priors.FanIn``; None means a
+    flat prior (maximum likelihood). Weight decay of the optimiser is the
     other usual way to regularise. optimizer: any of ``torch.optim``. schedule: a function of
     ``Progress`` that multiplies the learning rate. keep: "last", "best" (by validation) or a ``KeepBest``.
     """
@@ -26,7 +27,7 @@ class Single(Method):
     summary: ClassVar[str] = "one network (MAP), the baseline"
     cost: ClassVar[str] = "one member-epoch an epoch; predicts with one forward pass"
 
-    prior_std: float | None = None
+    prior_std: PriorStd | None = None
     optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
     schedule: Schedule = Constant()
     keep: Keep = "last"
@@ -34,13 +35,15 @@ class Single(Method):
     def __post_init__(self) -> None:
         check_options(self.optimizer, self.schedule, self.keep)
         if self.prior_std is not None:
-            require_positive("prior_std", self.prior_std)
+            check_prior_std(self.prior_std)
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         return State(problem.initial_members(generator))
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
-        prior = None if self.prior_std is None else gaussian_prior(self.prior_std, problem.trainable)
+        prior = None
+        if self.prior_std is not None:
+            prior = gaussian_prior(problem.prior_stds(self.prior_std))
         return [
             Phase(
                 "train",

@@ -1,21 +1,31 @@
 """Networks of the papers, with the parameter counts they state."""
 
+from polymode.models.alexnet import AlexNet
 from polymode.models.catalogue import MODELS, Architecture, make_model
 from polymode.models.cnn import MediumCNN, SmallCNN
+from polymode.models.frn import FilterResponseNorm, FRNResNet, resnet20_frn
+from polymode.models.lenet import LeNet
 from polymode.models.mlp import MLP
 from polymode.models.resnet import ResNet, resnet20, resnet32, resnet56
-from polymode.models.text import MeanEmbedding
+from polymode.models.text import CNNLSTM, LSTM, MeanEmbedding
 
 __all__ = [
+    "CNNLSTM",
+    "LSTM",
     "MLP",
     "MODELS",
+    "AlexNet",
     "Architecture",
+    "FRNResNet",
+    "FilterResponseNorm",
+    "LeNet",
     "MeanEmbedding",
     "MediumCNN",
     "ResNet",
     "SmallCNN",
     "make_model",
     "resnet20",
+    "resnet20_frn",
     "resnet32",
     "resnet56",
 ]

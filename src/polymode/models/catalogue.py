@@ -10,10 +10,13 @@ from torch import nn
 
 from polymode.errors import InputError, UnknownName, unknown_name
 from polymode.imports import call, check_keywords, import_object, is_import
+from polymode.models.alexnet import AlexNet
 from polymode.models.cnn import MediumCNN, SmallCNN
+from polymode.models.frn import resnet20_frn
+from polymode.models.lenet import LeNet
 from polymode.models.mlp import MLP
 from polymode.models.resnet import resnet20, resnet32, resnet56
-from polymode.models.text import MeanEmbedding
+from polymode.models.text import CNNLSTM, MeanEmbedding
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,11 @@ MODELS: dict[str, Architecture] = {
         Architecture("resnet20", "images", "residual, BatchNorm, 3 blocks a stack", resnet20),
         Architecture("resnet32", "images", "residual, BatchNorm, 5 blocks a stack", resnet32),
         Architecture("resnet56", "images", "residual, BatchNorm, 9 blocks a stack", resnet56),
+        Architecture("resnet20_frn", "images", "residual, no BatchNorm (FRN), swish", resnet20_frn),
+        Architecture("alexnet", "images", "five convolutions, swish", AlexNet, square=True),
+        Architecture("lenet", "images", "two 5×5 convolutions, 6-16 channels", LeNet, square=True),
         Architecture("text", "tokens", "mean of embeddings, one hidden layer", MeanEmbedding),
+        Architecture("cnn_lstm", "tokens", "embeddings, one convolution, an LSTM", CNNLSTM),
     )
 }
 

@@ -14,18 +14,23 @@ from polymode.posteriors.network import Network
 from polymode.seeds import derive_generator, derive_seed
 from polymode.trees import Tree, map_tree
 
+# A pass over the whole data set keeps the activations of at most so many examples at once.
+FULL_ROWS = 8192
+
 
 @dataclass(frozen=True)
 class Piece:
     """Batches of equal size for neighbouring groups.
 
     inputs, targets and weights are [G, B, ...], or [B, ...] where all groups see the same examples.
+    rows: the examples' places in their own data set, of the same leading axes.
     """
 
     groups: slice
     inputs: Tree
     targets: Tensor
     weights: Tensor | None
+    rows: Tensor
     has_groups: bool
 
     @property
@@ -70,8 +75,10 @@ class Batch:
                         return tensor[row : row + 1]
 
                     weights = None if piece.weights is None else cut(piece.weights)
-                    inputs = map_tree(cut, piece.inputs)
-                    part = replace(part, inputs=inputs, targets=cut(piece.targets), weights=weights)
+                    inputs, rows = map_tree(cut, piece.inputs), cut(piece.rows)
+                    part = replace(
+                        part, inputs=inputs, targets=cut(piece.targets), weights=weights, rows=rows
+                    )
                 return replace(self, pieces=[part])
         raise InputError(f"Group {group} is not active in this batch.")
 
@@ -144,32 +151,43 @@ class Batches:
         return -(-self.num_minibatches(self.groups[cohort.start].num_examples) // batches)
 
     def epoch(self, epoch: int, batches: int | Literal["full"], first_step: int = 0) -> Iterator[list[Batch]]:
-        """Yield the rounds of one epoch, from ``first_step`` on."""
+        """Yield the rounds of one epoch, from ``first_step`` on.
+
+        "full" is one round of all examples in their own order, which all chains on a data set see together.
+        """
         plan = self._plan(batches)[first_step:]
         orders = self._orders(epoch, shuffled=batches != "full")
+        together = self.one_data_set if batches == "full" else self.one_order
+
+        def seen_by(groups: slice) -> slice:
+            return slice(0, 1) if together else groups
 
         def indices() -> Iterator[Tensor]:
             for round_ in plan:
                 for pieces in round_:
                     for groups, start, size in pieces:
-                        rows = slice(0, 1) if self.one_order else groups
-                        yield orders[rows, start : start + size].flatten()
+                        of_group = orders[seen_by(groups), start : start + size]
+                        yield (of_group + self.offsets[seen_by(groups), None]).flatten()
 
         def seeds() -> Iterator[Tensor]:
             first = first_step * (1 if batches == "full" else batches)
             for minibatch, pieces in enumerate((p for round_ in plan for p in round_), first):
                 for groups, _, size in pieces:
-                    yield self._example_seeds(groups, size, epoch, minibatch)
+                    yield self._example_seeds(seen_by(groups), size, epoch, minibatch)
+
+        def batch(pieces: Sequence[tuple[slice, int, int]]) -> Batch:
+            rows = [orders[seen_by(groups), start : start + size] for groups, start, size in pieces]
+            return self._batch(pieces, rows, stream, has_groups=not together)
 
         stream = self.source.stream(indices(), seeds())
         for round_ in plan:
-            yield [self._batch(pieces, stream) for pieces in round_]
+            yield [batch(pieces) for pieces in round_]
 
     def _example_seeds(self, groups: slice, size: int, epoch: int, minibatch: int) -> Tensor:
         """A seed for each example of a piece: a chain's own, so that it sees what it would see alone."""
         bases = [
             derive_seed(group.seed, "examples", self._order_of(group), epoch, minibatch) >> 1
-            for group in self.groups[slice(0, 1) if self.one_order else groups]
+            for group in self.groups[groups]
         ]
         return (torch.tensor(bases)[:, None] + torch.arange(size)).flatten()
 
@@ -181,10 +199,20 @@ class Batches:
         """Whether all groups see the same examples, so that batches carry no group axis."""
         return self.shared_order and len({(group.seed, group.offset) for group in self.groups}) == 1
 
+    @cached_property
+    def one_data_set(self) -> bool:
+        """Whether all groups are chains on the same examples."""
+        return len({group.offset for group in self.groups}) == 1
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """Where each group's examples begin in the joint source, [G]."""
+        return torch.tensor([group.offset for group in self.groups])
+
     def _plan(self, batches: int | Literal["full"]) -> list[list[list[tuple[slice, int, int]]]]:
         """Rounds of minibatches of pieces (groups, first row, number of rows)."""
         longest = self.groups[0].num_examples
-        size = longest if batches == "full" else self.batch_size
+        size = min(longest, FULL_ROWS) if batches == "full" else self.batch_size
         minibatches = []
         for start in range(0, longest, size):
             pieces: list[tuple[slice, int, int]] = []
@@ -198,11 +226,11 @@ class Batches:
                     pieces.append((slice(index, index + 1), start, rows))
             if pieces:
                 minibatches.append(pieces)
-        count = 1 if batches == "full" else batches
+        count = len(minibatches) if batches == "full" else batches
         return [minibatches[i : i + count] for i in range(0, len(minibatches), count)]
 
     def _orders(self, epoch: int, *, shuffled: bool) -> Tensor:
-        """Row numbers in the joint source, [G, longest]."""
+        """Row numbers in each group's data set, [G, longest]."""
         orders = torch.zeros(self.num_groups, self.groups[0].num_examples, dtype=torch.int64)
         known: dict[tuple, Tensor] = {}
         for row, group in enumerate(self.groups):
@@ -213,23 +241,38 @@ class Batches:
                     if shuffled
                     else torch.arange(group.num_examples)
                 )
-            orders[row, : group.num_examples] = known[key] + group.offset
+            orders[row, : group.num_examples] = known[key]
         return orders
 
-    def _batch(self, pieces: Sequence[tuple[slice, int, int]], stream: Iterator[Examples]) -> Batch:
+    def _batch(
+        self,
+        pieces: Sequence[tuple[slice, int, int]],
+        rows: Sequence[Tensor],
+        stream: Iterator[Examples],
+        *,
+        has_groups: bool,
+    ) -> Batch:
         made = []
-        for groups, start, size in pieces:
+        for (groups, start, size), own in zip(pieces, rows, strict=True):
             examples = next(stream, None)
             if examples is None:
                 raise InputError(
                     f"The data ended before row {start}, although num_examples says there are "
                     f"{self.groups[groups.start].num_examples}. Correct num_examples."
                 )
-            has_groups = not self.one_order
             count = groups.stop - groups.start
             if has_groups:
                 examples = examples.map(lambda t, n=count, size=size: t.unflatten(0, (n, size)))
-            made.append(Piece(groups, examples.inputs, examples.targets, examples.weights, has_groups))
+            made.append(
+                Piece(
+                    groups,
+                    examples.inputs,
+                    examples.targets,
+                    examples.weights,
+                    own if has_groups else own[0],
+                    has_groups,
+                )
+            )
         last = pieces[-1][0].stop
         active = [number for number, cohort in enumerate(self.cohorts) if cohort.start < last]
         return Batch(made, active)

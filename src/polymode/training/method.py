@@ -14,7 +14,7 @@ from polymode.errors import InputError
 from polymode.members import Members, Tensors
 from polymode.posteriors import Posterior
 from polymode.posteriors.network import Network
-from polymode.priors import Penalty
+from polymode.priors import Penalty, PriorStd, prior_stds
 from polymode.schedules import Constant, Schedule
 from polymode.training.batches import Batch
 from polymode.training.objective import Execution, Objective
@@ -42,6 +42,10 @@ class Problem:
         """One network, drawn as the user's model draws it: a group of one member."""
         weights = self.start(self.chain, generator)
         return Members({name: tensor[None].clone() for name, tensor in weights.items()})
+
+    def prior_stds(self, prior_std: PriorStd) -> dict[str, float]:
+        """The width of the prior of each trained weight."""
+        return prior_stds(prior_std, self.network.module, self.trainable)
 
     def objective(
         self,
@@ -224,6 +228,10 @@ class Method(ABC):
     @abstractmethod
     def posterior(self, problem: Problem, state: State) -> Posterior:
         """What one finished chain leaves behind."""
+
+    def findings(self, problem: Problem, state: State) -> dict[str, Any]:
+        """What one chain, finished, has to say about itself, as JSON values; nothing unless it says so."""
+        return {}
 
     @abstractmethod
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:

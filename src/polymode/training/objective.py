@@ -1,7 +1,7 @@
 """The objective of one member, and its losses and gradients for all of them at once."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
@@ -84,6 +84,11 @@ class Objective:
             loss = loss + self.penalty(weights, own) / of_group["num_observations"]
         return loss
 
+    @property
+    def reads_own(self) -> bool:
+        """Whether the loss depends on ``State.own``; vmap is spared tensors that nobody reads."""
+        return self.penalty is not None or self.realise is not None
+
     def realised(self, weights: Tensors, own: Tree) -> Tensors:
         return weights if self.realise is None else self.realise(weights, own)
 
@@ -93,11 +98,12 @@ class Objective:
         return torch.autocast(self.execution.device.type, torch.bfloat16)
 
     def losses_and_gradients(
-        self, state: "State", batch: Batch, member: int | None = None
+        self, state: "State", batch: Batch, member: int | None = None, *, check: bool = True
     ) -> tuple[Tensor, Gradients]:
         """Losses [M] (NaN for idle members) and gradients of the members on their chain's batch.
 
-        member: only the member-th of each chain; None means all of them.
+        member: only the member-th of each chain; None means all of them. check: raise where a loss is not
+        finite.
         """
         members = state.members
         whole = slice(0, members.num_groups)
@@ -108,9 +114,10 @@ class Objective:
             part = members if complete else members.groups(piece.groups, member)
             rows = members.rows(piece.groups, member)
             self._advance_noise(state, rows)
-            own = {name: tensor[rows] for name, tensor in state.own.items()}
+            own = {name: tensor[rows] for name, tensor in state.own.items()} if self.reads_own else {}
             part_losses, part_gradients = self._evaluate(part, own, piece, state.noise[rows])
-            _check_finite(part_losses, part)
+            if check:
+                _check_finite(part_losses, part)
             state.gradient_examples[piece.groups].add_(piece.batch_size * part.group_size)
             if complete:
                 return part_losses, part_gradients
@@ -125,6 +132,40 @@ class Objective:
         assert losses is not None
         assert gathered is not None
         return losses, gathered
+
+    def observations(self, batches: Sequence[Batch], state: "State") -> Tensor:
+        """Observations of each member in each of some batches, [len(batches), M]; 0 where it is idle."""
+        members, count = state.members, self.network.likelihood.num_observations
+        found = torch.zeros(len(batches), members.num_members, dtype=torch.float64)
+        for row, batch in zip(found, batches, strict=True):
+            for piece in batch.pieces:
+                each = (
+                    [int(count(t)) for t in piece.targets] if piece.has_groups else int(count(piece.targets))
+                )
+                groups = row.unflatten(0, (members.num_groups, members.group_size))[piece.groups]
+                groups.copy_(torch.as_tensor(each, dtype=torch.float64).reshape(-1, 1))
+        return found.to(self.execution.device)
+
+    def over_rounds(
+        self, state: "State", batches: Sequence[Batch], observations: Tensor
+    ) -> tuple[Tensor, Tensors]:
+        """Mean losses [M] over several batches, and the *sums* over observations of stacked gradients.
+
+        observations: what ``observations`` gives for the batches. Nothing is checked: where a loss is not
+        finite, so is its mean.
+        """
+        total = torch.zeros_like(observations[0])
+        sums: Tensors = {}
+        for batch, counts in zip(batches, observations, strict=True):
+            losses, gradients = self.losses_and_gradients(state, batch, check=False)
+            total += torch.where(counts > 0, counts * losses, 0.0)
+            for name, gradient in gradients.stacked.items():
+                rows = counts.to(gradient.dtype).reshape(-1, *[1] * (gradient.ndim - 1))
+                weighted = (
+                    torch.where(rows > 0, rows * gradient, 0.0) if len(batches) > 1 else rows * gradient
+                )
+                sums[name] = sums[name] + weighted if name in sums else weighted
+        return total / observations.sum(0), sums
 
     def _empty(self, members: Members) -> Gradients:
         return Gradients(

@@ -63,7 +63,7 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.record: dict[str, Any] = {}
         self.seconds = self.earlier = 0.0  # of training, in all sessions and in those before this one
-        self.num_epochs = sum(phase.epochs for phase in self.phases)
+        self.num_epochs = sum(phase.epochs * phase.cost for phase in self.phases)
         self.signature = {} if folder is None else job.signature(made.problem.network, made.owned)
 
     def execute(
@@ -101,7 +101,7 @@ class Run:
             if folder is not None:
                 folder.began(self.record, "begin")
                 folder.save(self.position.number, self._content())
-        reporter.begin(self.title, self.num_epochs, self.position.epochs_done)
+        reporter.begin(self.title, round(self.num_epochs), round(self._passes_done()))
         try:
             # What is asked for during the ending waits until everything is written.
             with Interruption() if folder is not None else nullcontext() as interruption:
@@ -244,16 +244,23 @@ class Run:
 
     def _report(self, reporter: Reporter) -> None:
         """Tell how far the run is: epochs with the fraction of the present one, members, the latest loss."""
-        position, fraction = self.position, 0.0
-        if position.step:
-            phase = self.phases[position.phase]
-            longest = self.batches.steps_per_epoch(self.batches.cohorts[0], phase.batches)
-            fraction = min(1.0, position.step / longest)
         count = self.state.members.num_members
         detail = f"{count} member{'s' if count > 1 else ''}"
         if math.isfinite(self.loss):
             detail += f", loss {self.loss:.4g}"
-        reporter.advance(position.epochs_done + fraction, detail)
+        reporter.advance(self._passes_done(), detail)
+
+    def _passes_done(self) -> float:
+        """Gradient passes of a chain so far, with the fraction of the present epoch."""
+        position = self.position
+        done = sum(phase.epochs * phase.cost for phase in self.phases[: position.phase])
+        if position.phase == len(self.phases):
+            return done
+        phase, fraction = self.phases[position.phase], 0.0
+        if position.step:
+            longest = self.batches.steps_per_epoch(self.batches.cohorts[0], phase.batches)
+            fraction = min(1.0, position.step / longest)
+        return done + (position.epoch + fraction) * phase.cost
 
     def _located(self, error: NonFiniteLoss, phase: Phase) -> NonFiniteLoss:
         located = NonFiniteLoss(
@@ -301,8 +308,18 @@ class Run:
             "device": str(self.job.device),
             "threads": torch.get_num_threads(),
             "versions": versions(),
+            "findings": self._findings(data_set),
             "history": self.history,
         }
+
+    def _findings(self, data_set: int) -> list[dict[str, Any]]:
+        """What each chain on a data set says about itself."""
+        found = [
+            self.job.method.findings(replace(self.problem, chain=group.chain), self.state.chain(index))
+            for index, group in enumerate(self.batches.groups)
+            if group.data_set == data_set
+        ]
+        return found if any(found) else []
 
     def _content(self) -> dict[str, Any]:
         """All that a checkpoint holds."""

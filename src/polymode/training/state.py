@@ -129,6 +129,11 @@ class State:
             self.best_scores = saved["best"]["scores"]
 
 
+def under(prefix: str, tensors: Tensors) -> Tensors:
+    """The tensors whose names begin with a prefix, under the rest of their names."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
 def _copy_into(target: Tensors, source: Tensors) -> None:
     if target.keys() != source.keys():
         raise CheckpointError(f"The checkpoint holds {sorted(source)}, this run needs {sorted(target)}.")

@@ -1,0 +1,102 @@
+"""Networks trained towards random anchors, whose optima spread like the posterior (Pearce et al. 2020)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from polymode.errors import require_whole, unknown_name
+from polymode.posteriors import Particles, Posterior
+from polymode.priors import ANCHOR, PriorStd, anchored_prior, check_prior_std
+from polymode.samplers import draw_prior
+from polymode.schedules import Cosine, Schedule
+from polymode.training import (
+    Method,
+    Objective,
+    Optimizer,
+    Over,
+    Phase,
+    Problem,
+    State,
+    check_options,
+    descend,
+    keep_rule,
+)
+from polymode.training.batches import Batch
+from polymode.training.method import Keep
+from polymode.training.perturbation import draw_data_seed, perturbed
+
+
+@dataclass(frozen=True)
+class Anchored(Method):
+    """θ_m = argmin −Σ_n log p(y_n | x_n, θ) + Σ_j (θ_j − a_mj)²/(2 s²), with anchors a_m ~ N(0, s²).
+
+    num_members: M, run side by side. prior_std: s, one number, numbers by pattern of the weights' names, or
+    ``priors.FanIn``. start: "network" begins at the network's own initialisation (paper 000), "anchor" at
+    the anchor (Pearce). perturb_data: randomise the data of each member too; targets of a Gaussian
+    likelihood with known noise are drawn again with that noise, which makes the members exact posterior
+    samples of a linear model, and examples of any other likelihood get weights w ~ Exp(1). optimizer: any of
+    ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate. keep: "last",
+    "best" (by validation) or a ``KeepBest``.
+    """
+
+    name: ClassVar[str] = "anchored"
+    summary: ClassVar[str] = "networks pulled towards random anchors, roughly posterior samples"
+    cost: ClassVar[str] = "num_members member-epochs an epoch; predicts with as many passes"
+
+    num_members: int = 5
+    prior_std: PriorStd = 0.3
+    start: Literal["network", "anchor"] = "network"
+    perturb_data: bool = False
+    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
+    schedule: Schedule = Cosine(final=0.05)
+    keep: Keep = "last"
+
+    def __post_init__(self) -> None:
+        require_whole("num_members", self.num_members)
+        check_prior_std(self.prior_std)
+        check_options(self.optimizer, self.schedule, self.keep)
+        if self.start not in ("network", "anchor"):
+            raise unknown_name("start", self.start, ("network", "anchor"))
+
+    @property
+    def num_chains(self) -> int:
+        return self.num_members
+
+    def init(self, problem: Problem, generator: torch.Generator) -> State:
+        members = problem.initial_members(generator)
+        anchor = draw_prior(problem.prior_stds(self.prior_std), members.stacked, generator)
+        if self.start == "anchor":
+            members.stacked.update({name: tensor.clone() for name, tensor in anchor.items()})
+        return State(
+            members,
+            own={ANCHOR + name: tensor for name, tensor in anchor.items()},
+            common={"data_seed": draw_data_seed(generator)} if self.perturb_data else {},
+        )
+
+    def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
+        likelihood = problem.network.likelihood
+
+        def descend_on_own_data(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
+            own = [perturbed(batch, state.common["data_seed"], likelihood) for batch in batches]
+            return descend(state, own, objective)
+
+        return [
+            Phase(
+                "train",
+                epochs,
+                problem.objective(anchored_prior(problem.prior_stds(self.prior_std))),
+                step=descend_on_own_data if self.perturb_data else descend,
+                optimizers={"all": Over(self.optimizer)},
+                schedule=self.schedule,
+                keep=keep_rule(self.keep),
+            )
+        ]
+
+    def posterior(self, problem: Problem, state: State) -> Posterior:
+        return Particles(problem.network, blocks=[state.members.clone()])
+
+    def for_budget(self, member_epochs: float) -> tuple[Self, int]:
+        return self, max(1, round(member_epochs / self.num_members))

@@ -1,0 +1,179 @@
+"""Anchored networks one after another, each from the last one's solution (paper 000)."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+
+from polymode.errors import InputError, require_whole
+from polymode.posteriors import Particles, Posterior
+from polymode.priors import ANCHOR, PriorStd, anchored_prior, check_prior_std
+from polymode.samplers import GuidedWalk, Walk, draw_prior
+from polymode.schedules import Constant, Cosine, Progress, Schedule
+from polymode.training import Method, Optimizer, Over, Phase, Problem, State, check_options, keep_rule
+from polymode.training.method import Keep
+from polymode.training.state import under
+
+MEMORY = "walk."  # what the walk remembers: ``State.own["walk." + name]``
+FIRST_EPOCHS = 100  # of the paper's long trainings
+
+
+def split_budget(
+    member_epochs: float, first_epochs: int = FIRST_EPOCHS, short_epochs: int = 2
+) -> tuple[int, int]:
+    """Chains and short trainings in each, for a budget: the rule behind Tables 4 and 5.
+
+    ⌊√(budget/first)⌋ chains, at least one; what the first training of each leaves goes into short ones.
+
+    >>> [split_budget(b) for b in (200, 500, 1000, 10_000)]
+    [(1, 50), (2, 75), (3, 116), (10, 450)]
+    >>> [split_budget(b, short_epochs=10) for b in (200, 500, 1000, 10_000)]
+    [(1, 10), (2, 15), (3, 23), (10, 90)]
+    """
+    if member_epochs < first_epochs:
+        raise InputError(
+            f"A budget of {member_epochs:g} member-epochs is shorter than the first training of a chain, "
+            f"first_epochs={first_epochs}: raise the budget or lower first_epochs."
+        )
+    chains = max(1, math.isqrt(int(member_epochs // first_epochs)))
+    return chains, int((member_epochs / chains - first_epochs) // short_epochs)
+
+
+@dataclass(frozen=True)
+class SequentialAnchored(Method):
+    """Algorithm 2: a long training at the first anchor, then short ones while the anchor walks the prior.
+
+    θ_i = argmin −Σ_n log p(y_n | x_n, θ) + Σ_j (θ_j − a_ij)²/(2 s²), begun at θ_(i−1); every θ_i is a member.
+    chains: run side by side, each from its own start. prior_std: s, one number, numbers by pattern of the
+    weights' names, or ``priors.FanIn``. walk: how the anchor moves, one of ``samplers``. first_epochs: of the
+    long training; None means 100, or half of a chain's epochs where they are fewer than 200; epochs that do
+    not fill a short training are added to it. short_epochs: of each short one. optimizer, schedule: of the
+    long training. short_optimizer, short_schedule: of the short ones; None means the same. restart: begin
+    every training with a fresh optimiser and its schedule from the top; False carries the optimiser on at
+    the rate that the first schedule ended with. keep: "last", "best" (by validation) or a ``KeepBest``.
+    """
+
+    name: ClassVar[str] = "sequential_anchored"
+    summary: ClassVar[str] = "one long anchored training, then many short ones while the anchor walks"
+    cost: ClassVar[str] = "chains member-epochs an epoch; predicts with a pass for every training"
+
+    chains: int = 1
+    prior_std: PriorStd = 0.3
+    walk: Walk = GuidedWalk()
+    first_epochs: int | None = None
+    short_epochs: int = 2
+    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
+    schedule: Schedule = Cosine(final=0.05)
+    short_optimizer: Optimizer | None = None
+    short_schedule: Schedule | None = None
+    restart: bool = True
+    keep: Keep = "last"
+
+    def __post_init__(self) -> None:
+        require_whole("chains", self.chains)
+        require_whole("short_epochs", self.short_epochs)
+        if self.first_epochs is not None:
+            require_whole("first_epochs", self.first_epochs)
+        check_prior_std(self.prior_std)
+        if not isinstance(self.walk, Walk):
+            raise InputError(
+                f"walk must be one of polymode.samplers, such as GuidedWalk(), got {self.walk!r}."
+            )
+        check_options(self.optimizer, self.schedule, self.keep)
+        check_options(self._short_optimizer, self._short_schedule, self.keep)
+        if not self.restart and (self.short_optimizer is not None or self.short_schedule is not None):
+            raise InputError(
+                "restart=False goes on with the optimiser of the first training: leave short_optimizer and "
+                "short_schedule away."
+            )
+
+    @property
+    def num_chains(self) -> int:
+        return self.chains
+
+    @property
+    def _short_optimizer(self) -> Optimizer:
+        return self.optimizer if self.short_optimizer is None else self.short_optimizer
+
+    @property
+    def _short_schedule(self) -> Schedule:
+        return self.schedule if self.short_schedule is None else self.short_schedule
+
+    def lengths(self, epochs: int) -> tuple[int, int]:
+        """Epochs of the first training, and the number of short ones, for a chain of so many epochs."""
+        first = self.first_epochs or min(FIRST_EPOCHS, max(1, epochs // 2))
+        if epochs < first:
+            raise InputError(
+                f"{epochs} epochs are fewer than the first training of a chain takes, first_epochs={first}: "
+                "raise epochs or lower first_epochs."
+            )
+        num_short = (epochs - first) // self.short_epochs
+        return epochs - num_short * self.short_epochs, num_short
+
+    def init(self, problem: Problem, generator: torch.Generator) -> State:
+        members = problem.initial_members(generator)
+        anchor = draw_prior(problem.prior_stds(self.prior_std), members.stacked, generator)
+        memory = self.walk.begin(anchor, generator)
+        own = {ANCHOR + name: tensor for name, tensor in anchor.items()}
+        return State(members, own=own | {MEMORY + name: tensor for name, tensor in memory.items()})
+
+    def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
+        stds = problem.prior_stds(self.prior_std)
+        first_epochs, num_short = self.lengths(epochs)
+        self._warn_of_short_walk(num_short)
+
+        def walk(state: State) -> None:
+            for group, generator in enumerate(state.generators):
+                rows = state.members.rows(slice(group, group + 1))
+                own = {name: tensor[rows] for name, tensor in state.own.items()}
+                self.walk.advance(under(ANCHOR, own), under(MEMORY, own), stds, generator)
+
+        def finish(state: State) -> None:
+            state.finished.append(state.members)
+
+        first = Phase(
+            "first",
+            first_epochs,
+            problem.objective(anchored_prior(stds)),
+            optimizers={"all": Over(self.optimizer)},
+            schedule=self.schedule,
+            keep=keep_rule(self.keep),
+            leave=finish,
+        )
+        short = replace(
+            first,
+            name="short",
+            epochs=self.short_epochs,
+            optimizers={"all": Over(self._short_optimizer)},
+            schedule=self._short_schedule,
+            enter=walk,
+        )
+        if not self.restart:
+            ending = self.schedule(Progress(10**9 - 1, 10**9, first_epochs))
+            short = replace(short, carry=frozenset({"all"}), schedule=Constant(ending))
+        return [first, *[short] * num_short]
+
+    def posterior(self, problem: Problem, state: State) -> Posterior:
+        return Particles(problem.network, blocks=state.finished.blocks)
+
+    def findings(self, problem: Problem, state: State) -> dict[str, Any]:
+        """How far the anchor has walked, against the steps that crossing the prior takes."""
+        steps = max(0, len(state.finished.finished) - 1)
+        return {"walk_steps": steps, "traversal_steps": round(self.walk.traversal, 1)}
+
+    def for_budget(self, member_epochs: float) -> tuple[Self, int]:
+        first = self.first_epochs or min(FIRST_EPOCHS, max(1, int(member_epochs) // 2))
+        chains, num_short = split_budget(member_epochs, first, self.short_epochs)
+        return replace(self, chains=chains, first_epochs=first), first + num_short * self.short_epochs
+
+    def _warn_of_short_walk(self, num_short: int) -> None:
+        if 0 < num_short < self.walk.traversal / 2:
+            warnings.warn(
+                f"A chain's anchor walks {num_short} steps, but crossing the prior takes about "
+                f"{self.walk.traversal:.0f}: members of a chain cover less than half of the prior's width "
+                f"and are alike. Take longer steps (walk={self.walk}), more short trainings or more chains.",
+                stacklevel=2,
+            )

@@ -1,0 +1,31 @@
+"""The initial weights of the networks of the sequential ensembles (paper 000), those of Haiku's layers."""
+
+import math
+
+from torch import Tensor, nn
+
+# The standard deviation of a standard normal variable kept within ±2.
+_TRUNCATED_STD = 0.87962566103423978
+
+
+def truncated_normal_(tensor: Tensor, std: float) -> None:
+    """Fill with N(0, std²) cut at ±2 std; the values have the standard deviation 0.88 std."""
+    nn.init.trunc_normal_(tensor, std=std, a=-2 * std, b=2 * std)
+
+
+def initialise(module: nn.Module, convolution_variance: float | None = None) -> None:
+    """Draw the linear layers, convolutions and embeddings inside a module; biases are zero.
+
+    Weights are truncated normal with std 1/√fan_in before truncation, embeddings with 1.
+    convolution_variance: convolutions have this variance over fan_in after truncation instead (He: 2).
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Embedding):
+            truncated_normal_(part.weight, 1.0)
+        elif isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d):
+            std = 1 / math.sqrt(part.weight[0].numel())
+            if convolution_variance is not None and not isinstance(part, nn.Linear):
+                std *= math.sqrt(convolution_variance) / _TRUNCATED_STD
+            truncated_normal_(part.weight, std)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)

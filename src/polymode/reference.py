@@ -1,0 +1,159 @@
+"""A reference predictive, such as that of Hamiltonian Monte Carlo, in a file that others are judged by."""
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymode.data import Data
+from polymode.errors import InputError, unknown_name
+from polymode.likelihoods import Categorical, Gaussian, Likelihood
+from polymode.storage import write_bytes
+from polymode.trees import leaves
+
+KINDS = ("probabilities", "samples")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a trusted posterior predicts for the test points of a task.
+
+    values: probabilities [N, C] of classes, or samples [R, N] of the predictive distribution of numbers, as
+    the network sees them (standardised). rows: [N], a hash of each point's inputs, where it is known: it
+    tells other points, and another order of the same ones. about: where it comes from, as JSON values.
+    """
+
+    kind: str
+    values: Tensor
+    rows: Tensor | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_name("kind of reference", self.kind, KINDS)
+        if self.values.ndim != 2 or not bool(self.values.isfinite().all()):
+            raise InputError(
+                f"A reference of {self.kind} is a matrix of finite numbers, got {list(self.values.shape)}."
+            )
+        if self.kind == "probabilities":
+            off = (self.values.double().sum(1) - 1).abs().max().item()
+            if off > 1e-3 or bool((self.values < -1e-6).any()):
+                raise InputError(
+                    "Probabilities of a reference must be at least 0 and sum to 1 in each row; one is off "
+                    f"by {off:.2g}."
+                )
+
+    @property
+    def num_points(self) -> int:
+        return self.values.shape[0 if self.kind == "probabilities" else 1]
+
+    @property
+    def digest(self) -> str:
+        """Tells one reference from another."""
+        return hashlib.sha256(self.values.contiguous().numpy().tobytes()).hexdigest()[:16]
+
+    def check(self, test: Data, likelihood: Likelihood, num_outputs: int | None = None) -> None:
+        """Raise an ``InputError`` unless it is about these test points, in their order, and these classes."""
+        wanted = "samples" if isinstance(likelihood, Gaussian) else "probabilities"
+        if not isinstance(likelihood, Gaussian | Categorical):
+            raise InputError(
+                f"A reference is of classes or numbers, not of the likelihood {likelihood.kind!r}."
+            )
+        if self.kind != wanted:
+            raise InputError(
+                f"The reference holds {self.kind}; the likelihood {likelihood.kind!r} needs {wanted}."
+            )
+        if self.num_points != test.num_examples:
+            raise InputError(
+                f"The reference is about {self.num_points} points, the test data have {test.num_examples}: "
+                "they must be the same points in the same order."
+            )
+        if self.kind == "probabilities" and num_outputs is not None and self.values.shape[1] != num_outputs:
+            raise InputError(f"The reference has {self.values.shape[1]} classes, the task has {num_outputs}.")
+        self._check_order(test)
+
+    def _check_order(self, test: Data) -> None:
+        if self.rows is not None:
+            here = row_hashes(test)
+            if torch.equal(self.rows, here):
+                return
+            if torch.equal(self.rows.sort().values, here.sort().values):
+                raise InputError(
+                    "The reference is about the same test points in another order: make it again, or bring "
+                    "the data into the order it was made in."
+                )
+            differing = int((self.rows != here).sum())
+            raise InputError(
+                f"The reference is about other test points: {differing} of {self.num_points} differ. The "
+                "data must be read with the options that the reference was made with."
+            )
+        if self.kind == "probabilities":
+            labels = torch.cat([examples.targets for examples in test.in_order()]).cpu()
+            right = (self.values.argmax(1) == labels).double().mean().item()
+            commonest = labels.bincount().max().item() / len(labels)
+            if right < commonest - 3 * (commonest * (1 - commonest) / len(labels)) ** 0.5:
+                raise InputError(
+                    f"The reference is right on {right:.1%} of the test points, less than always naming the "
+                    f"commonest class ({commonest:.1%}): it seems to be in another order."
+                )
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as an NPZ file."""
+        path = Path(path)
+        if path.suffix != ".npz":
+            raise InputError(f"A reference is an .npz file, got {str(path)!r}.")
+        arrays = {self.kind: self.values.numpy(), "about": np.array(json.dumps(dict(self.about)))}
+        if self.rows is not None:
+            arrays["rows"] = self.rows.numpy()
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)  # pyright: ignore  # its stubs take names for options
+        write_bytes(path, content.getvalue())
+        return path
+
+    @classmethod
+    def load(cls, spec: str | Path) -> "Reference":
+        """Read what ``save`` wrote, or ``FILE.npz:NAME``, a matrix of probabilities in any NPZ file."""
+        text = str(spec)
+        path, colon, name = text.rpartition(":") if ".npz:" in text else (text, "", "")
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {key: file[key] for key in file.files if not colon or key == name}
+                names = list(file.files)
+        except FileNotFoundError:
+            raise InputError(f"There is no reference {path}.") from None
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            raise InputError(f"{path} is not a readable .npz file: {error}.") from None
+        if colon:
+            if name not in arrays:
+                raise unknown_name(f"array in {path}", name, names)
+            return cls("probabilities", torch.as_tensor(arrays[name]), about={"file": Path(path).name})
+        kinds = [kind for kind in KINDS if kind in arrays]
+        if len(kinds) != 1:
+            raise InputError(
+                f"{path} is not a reference of polymode: it holds {', '.join(names)}. Name the matrix of "
+                f"probabilities in it: {path}:{names[0]}."
+            )
+        rows = torch.as_tensor(arrays["rows"]) if "rows" in arrays else None
+        about = json.loads(str(arrays["about"])) if "about" in arrays else {}
+        return cls(kinds[0], torch.as_tensor(arrays[kinds[0]]), rows, about)
+
+
+def row_hashes(data: Data) -> Tensor:
+    """A 63-bit hash of each example's inputs, [N]."""
+    hashes = []
+    for examples in data.in_order():
+        parts = [leaf.detach().cpu().contiguous().numpy() for leaf in leaves(examples.inputs)]
+        for rows in zip(*parts, strict=True):
+            digest = hashlib.blake2b(digest_size=8)
+            for row in rows:
+                digest.update(row.tobytes())
+            hashes.append(int.from_bytes(digest.digest(), "little") >> 1)
+    return torch.tensor(hashes)

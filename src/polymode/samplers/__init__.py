@@ -1,0 +1,23 @@
+"""Transition kernels on dictionaries of tensors; no network is involved."""
+
+from polymode.samplers.adaptation import DualAveraging
+from polymode.samplers.walks import (
+    WALKS,
+    Autoregressive,
+    GuidedWalk,
+    Independent,
+    RandomWalk,
+    Walk,
+    draw_prior,
+)
+
+__all__ = [
+    "WALKS",
+    "Autoregressive",
+    "DualAveraging",
+    "GuidedWalk",
+    "Independent",
+    "RandomWalk",
+    "Walk",
+    "draw_prior",
+]

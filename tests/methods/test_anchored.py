@@ -1,0 +1,82 @@
+"""Anchors, starts, budgets and what is refused; the law of the members is in tests/statistical."""
+
+import pytest
+import torch
+
+import polymode as pm
+from polymode.errors import InputError
+from polymode.methods import Anchored
+from polymode.priors import FanIn
+
+
+def network():
+    return pm.models.MLP(4, 3, (5,)).double()
+
+
+def data(n=30):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    return pm.ArrayData(x, torch.randint(3, (n,), generator=generator), batch_size=8)
+
+
+def weights(method, **options):
+    options = {"epochs": 1, "likelihood": "categorical", "progress": False, "backend": "loop"} | options
+    [members] = pm.fit(method, network, data(), **options).draw()
+    return members.stacked
+
+
+STILL = pm.Optimizer("SGD", lr=1e-12)
+
+
+def test_it_starts_at_the_network_or_at_the_anchor():
+    own = weights(Anchored(40, 3.0, optimizer=STILL))
+    deep = weights(pm.methods.DeepEnsemble(40, of=pm.methods.Single(optimizer=STILL)))
+    for name, tensor in own.items():  # the draw of the anchor leaves the initialisation alone
+        torch.testing.assert_close(tensor, deep[name])
+    anchored = weights(Anchored(40, {"*.weight": 3.0, "*": 0.1}, start="anchor", optimizer=STILL))
+    count = anchored["0.weight"].numel() if "0.weight" in anchored else None
+    for name, tensor in anchored.items():
+        expected = 3.0 if name.endswith("weight") else 0.1
+        error = 4.5 / (2 * tensor.numel()) ** 0.5
+        assert tensor.std().item() == pytest.approx(expected, rel=error), (name, count)
+
+
+def test_a_tight_prior_holds_members_at_their_anchors():
+    free = weights(Anchored(3, 1e-3, start="anchor", optimizer=STILL))
+    held = weights(Anchored(3, 1e-3, start="anchor", optimizer=pm.Optimizer("SGD", lr=1e-6)), epochs=5)
+    for name, tensor in held.items():
+        torch.testing.assert_close(tensor, free[name], rtol=0, atol=1e-4)
+
+
+def test_perturbed_data_changes_members_but_not_their_anchors():
+    plain = weights(Anchored(2, FanIn(), start="anchor", optimizer=STILL))
+    perturbed = weights(Anchored(2, FanIn(), start="anchor", perturb_data=True, optimizer=STILL))
+    for name, tensor in plain.items():
+        torch.testing.assert_close(tensor, perturbed[name])
+    sgd = pm.Optimizer("SGD", lr=0.1)
+    plain = weights(Anchored(2, FanIn(), optimizer=sgd), epochs=3)
+    perturbed = weights(Anchored(2, FanIn(), perturb_data=True, optimizer=sgd), epochs=3)
+    assert any(not torch.allclose(t, perturbed[n]) for n, t in plain.items())
+
+
+def test_budget():
+    method, epochs = Anchored(num_members=2).for_budget(200)
+    assert (method.num_members, epochs) == (2, 100)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_members": 0}, "num_members must be a whole number of at least 1, got 0"),
+        ({"prior_std": -0.1}, "prior_std must be a positive number, got -0.1"),
+        ({"start": "anker"}, "Unknown start 'anker'. Did you mean 'anchor'"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(InputError, match=message):
+        Anchored(**options)
+
+
+def test_a_pattern_that_fits_nothing_is_found_before_training():
+    with pytest.raises(InputError, match="weight or pattern in prior_std 'hidden.weight'"):
+        weights(Anchored(2, {"hidden.weight": 1.0, "*": 1.0}))

@@ -1,0 +1,200 @@
+"""The machinery of HMC; that it samples the posterior is shown in tests/statistical."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import polymode as pm
+from polymode.errors import InputError
+from polymode.methods import HMC
+from polymode.training import batches as batches_module
+
+
+def network():
+    return pm.models.MLP(3, 1, (4,)).double()
+
+
+def data(n=20, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    y = x[:, 0].sin() + 0.3 * torch.randn(n, generator=generator, dtype=torch.float64)
+    return pm.ArrayData(x, y, batch_size=7)
+
+
+GAUSS = pm.likelihoods.FixedGaussian(std=0.3)
+
+
+def fitted(method, source=None, epochs=120, **options):
+    options = {"likelihood": GAUSS, "progress": False, "backend": "vmap"} | options
+    return pm.fit(method, network, source if source is not None else data(), epochs=epochs, **options)
+
+
+def weights(posterior):
+    blocks = list(posterior.draw())
+    return {name: torch.cat([b.stacked[name] for b in blocks]) for name in blocks[0].stacked}
+
+
+def assert_same(first, second, **tolerance):
+    for name, tensor in weights(first).items():
+        torch.testing.assert_close(tensor, weights(second)[name], **tolerance)
+
+
+def test_one_trajectory_is_the_leapfrog_written_by_hand():
+    """With a tiny step everything is accepted: the second sample is where one trajectory leads."""
+    step, steps, std, temperature = 1e-3, 5, 0.8, 0.7
+    method = HMC(
+        1,
+        std,
+        samples=2,
+        burn_in=0.01,
+        descent=0,
+        step_size=step,
+        trajectory=step * steps * 0.999,
+        jitter=0.0,
+        temperature=temperature,
+    )
+    source = data()
+    assert method.lengths(11) == (1, 2, 5)
+    posterior = fitted(method, epochs=11)
+    assert posterior.record["findings"][0]["transitions"] == 2
+    found = weights(posterior)
+
+    from polymode.seeds import derive_generator, draw_seed
+    from polymode.surgery import build
+
+    generator = derive_generator(0, "chain", 0)
+    module = build(network, draw_seed(generator))
+    draw_seed(generator)
+    parameters = dict(module.named_parameters())
+    names = sorted(parameters)
+
+    def force():
+        log_prob = GAUSS.log_prob(module(source.inputs), source.targets).sum()
+        prior = sum(p.square().sum() for p in parameters.values()) / (2 * std**2)
+        gradients = torch.autograd.grad((log_prob - prior) / temperature, [parameters[n] for n in names])
+        return dict(zip(names, gradients, strict=True))
+
+    for sample in range(2):
+        momentum = {
+            n: torch.randn(parameters[n].shape, generator=generator, dtype=torch.float64) for n in names
+        }
+        torch.rand((), generator=generator, dtype=torch.float64)  # jitter
+        for _ in range(steps):
+            for n, f in force().items():
+                momentum[n] += step / 2 * std * f
+            with torch.no_grad():
+                for n in names:
+                    parameters[n] += step * std * momentum[n]
+            for n, f in force().items():
+                momentum[n] += step / 2 * std * f
+        torch.rand((), generator=generator, dtype=torch.float64)  # Metropolis
+        for n in names:
+            torch.testing.assert_close(found[n][sample], parameters[n].detach(), rtol=1e-9, atol=1e-11)
+
+
+def test_data_sets_side_by_side_are_sampled_as_if_alone():
+    first, second = data(20), data(13, seed=2)
+    method = HMC(2, 0.7, samples=5)
+    together = fitted(method, [first, second])
+    for source, posterior in zip((first, second), together, strict=True):
+        alone = fitted(method, source)
+        assert_same(posterior, alone, rtol=1e-7, atol=1e-9)
+        for one, other in zip(posterior.record["findings"], alone.record["findings"], strict=True):
+            assert one == pytest.approx(other)
+
+
+def test_a_large_data_set_is_passed_over_in_pieces(monkeypatch):
+    method = HMC(2, 0.7, samples=5)
+    whole = fitted(method)
+    monkeypatch.setattr(batches_module, "FULL_ROWS", 6)
+    pieces = fitted(method)
+    assert pieces.record["member_epochs"] == whole.record["member_epochs"] == 240
+    assert_same(whole, pieces, rtol=1e-6, atol=1e-8)
+
+
+def test_weights_of_examples_count_as_multiplicities():
+    source = data(10)
+    twice = pm.ArrayData(torch.cat([source.inputs] * 2), torch.cat([source.targets] * 2), batch_size=20)
+    weighted = pm.ArrayData(source.inputs, source.targets, weights=torch.full((10,), 2.0), batch_size=10)
+    # The initial step size depends on the number of rows: give it.
+    method = HMC(1, 0.7, samples=4, descent=0, step_size=0.05)
+    assert_same(fitted(method, twice, 40), fitted(method, weighted, 40), rtol=1e-6, atol=1e-8)
+
+
+def test_the_step_size_meets_the_target_and_chains_on_a_data_set_share_it():
+    # Averaging favours small steps, so that the rate comes out a little above the target.
+    for target in (0.6, 0.9):
+        posterior = fitted(HMC(8, 0.7, samples=20, target_acceptance=target), epochs=2500)
+        findings = posterior.record["findings"]
+        assert len({chain["step_size"] for chain in findings}) == 1
+        mean = sum(chain["acceptance"] for chain in findings) / 8
+        transitions = sum(chain["transitions"] for chain in findings)
+        assert -0.05 < mean - target < 0.15, (target, mean, transitions)
+
+
+def test_a_diverging_chain_stays_where_it_is_and_says_so():
+    method = HMC(2, 0.7, samples=4, descent=0, step_size=1e6, burn_in=0.02)
+    posterior = fitted(method, epochs=50)
+    for chain in posterior.record["findings"]:
+        assert chain["divergences"] == chain["transitions"] > 0
+        assert chain["acceptance"] == 0
+    for tensor in weights(posterior).values():
+        for rows in tensor.unflatten(0, (2, 4)):
+            assert torch.equal(rows, rows[:1].expand_as(rows))
+
+
+def test_lengths_add_up_to_the_passes_that_were_given():
+    for epochs in (2, 3, 10, 77, 1000):
+        burn_in, kept, between = HMC(samples=30).lengths(epochs)
+        assert burn_in >= 1
+        assert kept >= 1
+        assert burn_in + kept * between == epochs
+
+
+def test_frozen_batch_norm_is_no_obstacle():
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)).double()
+    with pytest.raises(InputError, match=r"BatchNorm \('1'\)"):
+        pm.fit(HMC(1), module, data(), likelihood=GAUSS, epochs=10, progress=False)
+    frozen = copy.deepcopy(module)
+    frozen[1].eval()
+    posterior = pm.fit(HMC(1, samples=2), frozen, data(), likelihood=GAUSS, epochs=10, progress=False)
+    assert posterior.num_members == 2
+
+
+def test_augmented_images_are_refused():
+    images = pm.ArrayData(
+        torch.zeros(4, 1, 6, 6), torch.zeros(4, dtype=torch.int64), augment=[pm.data.RandomFlip()]
+    )
+    with pytest.raises(InputError, match="Leave augment away"):
+        pm.fit(
+            HMC(1),
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 2)),
+            images,
+            likelihood="categorical",
+            epochs=4,
+            progress=False,
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chains": 0}, "chains must be a whole number"),
+        ({"prior_std": 0}, "prior_std must be a positive number"),
+        ({"step_size": -1.0}, "step_size must be a positive number, got -1.0"),
+        ({"temperature": 0.0}, "temperature must be a positive number"),
+        ({"target_acceptance": 1.0}, "target_acceptance lies between 0 and 1, got 1.0"),
+        ({"burn_in": 1.5}, "burn_in lies between 0 and 1"),
+        ({"jitter": 1.0}, "jitter must be at least 0 and below 1"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(InputError, match=message):
+        HMC(**options)
+
+
+def test_one_pass_is_too_few():
+    with pytest.raises(InputError, match="at least 2 gradient passes, got 1"):
+        fitted(HMC(), epochs=1)

@@ -129,7 +129,7 @@ class Reference:
                 names = list(file.files)
         except FileNotFoundError:
             raise InputError(f"There is no reference {path}.") from None
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
             raise InputError(f"{path} is not a readable .npz file: {error}.") from None
         if colon:
             if name not in arrays:

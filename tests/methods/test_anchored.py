@@ -78,5 +78,5 @@ def test_bad_options(options, message):
 
 
 def test_a_pattern_that_fits_nothing_is_found_before_training():
-    with pytest.raises(InputError, match="weight or pattern in prior_std 'hidden.weight'"):
+    with pytest.raises(InputError, match=r"weight or pattern in prior_std 'hidden\.weight'"):
         weights(Anchored(2, {"hidden.weight": 1.0, "*": 1.0}))

@@ -107,8 +107,10 @@ def test_it_is_algorithm_2(restart, backend):
 
 @pytest.mark.parametrize(
     ("budget", "short", "chains", "members"),
-    [(200, 2, 1, 51), (500, 2, 2, 152), (1000, 2, 3, 351), (10_000, 2, 10, 4510)]
-    + [(200, 10, 1, 11), (500, 10, 2, 32), (1000, 10, 3, 72), (10_000, 10, 10, 910)],
+    [
+        *[(200, 2, 1, 51), (500, 2, 2, 152), (1000, 2, 3, 351), (10_000, 2, 10, 4510)],
+        *[(200, 10, 1, 11), (500, 10, 2, 32), (1000, 10, 3, 72), (10_000, 10, 10, 910)],
+    ],
 )
 def test_budgets_of_tables_4_and_5(budget, short, chains, members):
     method, epochs = SequentialAnchored(short_epochs=short).for_budget(budget)
@@ -121,7 +123,7 @@ def test_budgets_of_tables_4_and_5(budget, short, chains, members):
 def test_a_small_budget_is_divided_in_halves_unless_the_first_training_is_given():
     method, epochs = SequentialAnchored().for_budget(40)
     assert method.lengths(epochs) == (20, 10)
-    with pytest.raises(InputError, match="A budget of 40 member-epochs is shorter than .* first_epochs=100"):
+    with pytest.raises(InputError, match=r"A budget of 40 member-epochs is shorter .* first_epochs=100"):
         SequentialAnchored(first_epochs=100).for_budget(40)
     with pytest.raises(InputError, match="40 epochs are fewer than the first training"):
         fitted(SequentialAnchored(first_epochs=100), 40)

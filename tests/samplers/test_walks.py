@@ -1,7 +1,7 @@
 """Every walk keeps N(0, s²), reaches it from elsewhere, and moves as its docstring says.
 
-Each scalar is a chain of its own, so that n scalars after any number of steps are n independent draws: errors of
-moments are those of n independent normal numbers.
+Each scalar is a chain of its own, so that n scalars after any number of steps are n independent draws: errors
+of moments are those of n independent normal numbers.
 """
 
 import math
@@ -127,6 +127,6 @@ def test_bad_steps(walk, step):
 
 
 def test_an_autoregressive_step_is_at_most_one():
-    with pytest.raises(InputError, match="between 0 and 1, got 1.5"):
+    with pytest.raises(InputError, match=r"between 0 and 1, got 1\.5"):
         Autoregressive(1.5)
     assert Autoregressive(1.0).traversal == 1.0

@@ -1,8 +1,9 @@
 """Samples against the exact posterior of linear regression, N(m, S), and against each method's own law.
 
-The optimum of an anchored loss is θ = S(Xᵀy/σ² + a/s²); with a ~ N(0, s²) it follows N(m, S Σ⁻¹ S), Σ = s² I, and
-with targets drawn again too exactly N(m, S). Errors are estimated from chains, which are independent of each
-other: whatever the correlation inside a chain is, the mean over C chains has the error of C independent numbers.
+The optimum of an anchored loss is θ = S(Xᵀy/σ² + a/s²); with a ~ N(0, s²) it follows N(m, S Σ⁻¹ S), Σ = s² I,
+and with targets drawn again too exactly N(m, S). Errors are estimated from chains, which are independent of
+each other: whatever the correlation inside a chain is, the mean over C chains has the error of C independent
+numbers.
 """
 
 import functools

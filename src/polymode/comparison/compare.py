@@ -255,17 +255,41 @@ def _result(
     return Result(label, describe(method), epochs, judged, price, first.num_members, record, learning)
 
 
-def _learning(folder: Path) -> dict[str, list[float]]:
-    """Mean validation NLL of the members after every epoch, against member-epochs spent so far."""
-    known = [
-        (epoch["member_epochs"], [v for v in epoch["validation"].get("nll", []) if v is not None])
-        for epoch in epochs_of(folder)
-    ]
-    known = [(spent, values) for spent, values in known if values]
+def _learning(folder: Path) -> dict[str, Any]:
+    """Mean validation NLL of the members after every epoch, and their training losses, by member-epochs."""
+    epochs = epochs_of(folder)
+    known = _means(epochs, lambda epoch: epoch["validation"].get("nll", []))
     return {
-        "member_epochs": [spent for spent, _ in known],
-        "validation_nll": [sum(values) / len(values) for _, values in known],
+        "member_epochs": [epoch["member_epochs"] for epoch, _ in known],
+        "validation_nll": [mean for _, mean in known],
+        "trace": _trace(epochs),
     }
+
+
+def _trace(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean loss of every epoch, and the places where a chain begins a new training.
+
+    sampled: whether there are epochs without an optimiser; their losses leave the prior term away.
+    """
+    known = _means(epochs, lambda epoch: epoch["losses"])
+    return {
+        "member_epochs": [epoch["member_epochs"] for epoch, _ in known],
+        "loss": [mean for _, mean in known],
+        "restarts": [
+            place
+            for place, (epoch, _) in enumerate(known)
+            if epoch["phase"] in ("first", "short") and epoch["epoch"] == 1
+        ],
+        "sampled": any(not epoch["learning_rates"] for epoch, _ in known),
+    }
+
+
+def _means(
+    epochs: Sequence[Mapping[str, Any]], values: Callable[[Mapping[str, Any]], Sequence[float | None]]
+) -> list[tuple[Mapping[str, Any], float]]:
+    """Epochs with the mean over members of some values; without those in which no member has one."""
+    known = [(epoch, [v for v in values(epoch) if v is not None]) for epoch in epochs]
+    return [(epoch, sum(found) / len(found)) for epoch, found in known if found]
 
 
 def _count(number: int, noun: str) -> str:

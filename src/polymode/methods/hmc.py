@@ -101,7 +101,7 @@ class HMC(Method):
         for kind in ("momentum", "force", "kept_force"):
             own |= {f"{kind}.{name}": torch.zeros_like(tensor) for name, tensor in weights.items()}
         # A step of half the width that one weight would have, were all of the data about it alone.
-        widest = max(stds.values()) * math.sqrt(int(problem.execution.num_observations.max()))
+        widest = max(stds.values()) * math.sqrt(problem.num_observations)
         step = torch.tensor(
             [self.step_size or 0.5 / widest], dtype=torch.float64, device=problem.execution.device
         )

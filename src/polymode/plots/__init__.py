@@ -4,6 +4,7 @@ from polymode.plots.calibration import coverage_figure, reliability_figure
 from polymode.plots.histograms import doubt_figure, spread_figure
 from polymode.plots.price import gain_figure, price_figure
 from polymode.plots.similarity import similarity_figure
+from polymode.plots.trace import trace_figure
 
 __all__ = [
     "coverage_figure",
@@ -13,4 +14,5 @@ __all__ = [
     "reliability_figure",
     "similarity_figure",
     "spread_figure",
+    "trace_figure",
 ]

@@ -17,6 +17,7 @@ from polymode.plots import (
     reliability_figure,
     similarity_figure,
     spread_figure,
+    trace_figure,
 )
 from polymode.storage import write_text
 
@@ -185,6 +186,9 @@ def _figures(comparison: Comparison) -> Iterator[tuple[Any, str]]:
         caption = "Gain over the first method against seconds of training; bars are one standard error."
         yield gain_figure(comparison.quality.title, _gains(comparison)), caption
     yield _price(comparison, results)
+    traces = {label: trace for label, r in results.items() if (trace := r.learning.get("trace"))}
+    if traces:
+        yield trace_figure(traces), _about_traces(traces) + pooled
     reliability = {label: curve for label, r in results.items() if (curve := _reliability(r))}
     if reliability:
         caption = (
@@ -248,6 +252,23 @@ def _price(comparison: Comparison, results: Mapping[str, Result]) -> tuple[Any, 
     if comparison.quality.key == "log_density":
         caption += " NLL is minus the log density, of standardised targets."
     return price_figure("NLL", members, learning), caption
+
+
+def _about_traces(traces: Mapping[str, Mapping[str, Any]]) -> str:
+    """What the lines are means of; members of one method are trained together, those of a chain in turn."""
+    caption = (
+        "What each method minimises, the data term and, where it has one, the prior term, per observation: the "
+        "mean over an epoch and over the members trained in it."
+    )
+    if any(len(trace["restarts"]) > 1 for trace in traces.values()):
+        caption += (
+            " Ticks: a chain begins its next training, where the last one ended. Members of an ensemble are "
+            "trained side by side here, not one after another as in Figure 1 of the paper on sequential "
+            "anchored ensembles, so their line begins at the top only once."
+        )
+    if any(trace["sampled"] for trace in traces.values()):
+        caption += " Samplers: the data term alone, where a block of gradient passes ended."
+    return caption
 
 
 def _summed(result: Result, *path: str) -> list[float] | None:

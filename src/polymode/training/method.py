@@ -37,6 +37,12 @@ class Problem:
     start: Callable[[int, torch.Generator], Tensors]
     execution: Execution
     chain: int = 0
+    group: int = 0  # the chain's place among all that run side by side
+
+    @property
+    def num_observations(self) -> int:
+        """Training observations of this chain's data set."""
+        return int(self.execution.num_observations[self.group])
 
     def initial_members(self, generator: torch.Generator) -> Members:
         """One network, drawn as the user's model draws it: a group of one member."""

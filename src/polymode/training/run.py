@@ -282,7 +282,7 @@ class Run:
         problem = replace(self.problem, network=replace(network, backend=self.record["prediction_backend"]))
         chains: dict[int, list[Posterior]] = {d: [] for d in range(len(self.job.sources))}
         for index, group in enumerate(self.batches.groups):
-            of_chain = replace(problem, chain=group.chain)
+            of_chain = replace(problem, chain=group.chain, group=index)
             posterior = self.job.method.posterior(of_chain, self.state.chain(index))
             chains[group.data_set].append(posterior)
         return [replace(merge(p), record=self._record_of(d)) for d, p in chains.items()]
@@ -315,7 +315,9 @@ class Run:
     def _findings(self, data_set: int) -> list[dict[str, Any]]:
         """What each chain on a data set says about itself."""
         found = [
-            self.job.method.findings(replace(self.problem, chain=group.chain), self.state.chain(index))
+            self.job.method.findings(
+                replace(self.problem, chain=group.chain, group=index), self.state.chain(index)
+            )
             for index, group in enumerate(self.batches.groups)
             if group.data_set == data_set
         ]

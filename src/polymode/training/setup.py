@@ -106,9 +106,9 @@ def set_up(job: Job, folder: Path | None) -> SetUp:
     phases = list(job.method.phases(problem, job.epochs))
     _check_phases(job, phases)
     states = []
-    for group in batches.groups:
+    for index, group in enumerate(batches.groups):
         generator = derive_generator(group.seed, "chain", group.chain)
-        state = job.method.init(replace(problem, chain=group.chain), generator)
+        state = job.method.init(replace(problem, chain=group.chain, group=index), generator)
         states.append(state.begin(generator, group.data_set, group.chain))
     state = State.side_by_side(states)
     state.finished = MemberStore(None if folder is None else folder / "members")

@@ -1,0 +1,235 @@
+"""References: files, checks before any training, distances to them, and verdicts about chains."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import wasserstein_distance
+
+import polymode as pm
+from polymode.diagnostics import mixing, verdict
+from polymode.errors import InputError
+from polymode.evaluation import predictive_samples
+from polymode.likelihoods import Bernoulli, Categorical, FixedGaussian
+from polymode.methods import HMC, Anchored
+from polymode.reference import Reference, row_hashes
+
+
+def classes(n=40):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 3, generator=generator)
+    return pm.ArrayData(x, (x @ torch.randn(3, 3, generator=generator)).argmax(1))
+
+
+def numbers(n=30):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 3, generator=generator)
+    return pm.ArrayData(x, x[:, 0] + 0.3 * torch.randn(n, generator=generator))
+
+
+def right(data, confidence=0.8):
+    rest = (1 - confidence) / 2
+    return torch.full((data.num_examples, 3), rest).scatter_(1, data.targets[:, None], confidence)
+
+
+def test_a_file_holds_everything(tmp_path):
+    data = classes()
+    made = Reference(
+        "probabilities", right(data), row_hashes(data), {"data": "toy", "verdict": {"is_fit": True}}
+    )
+    read = Reference.load(made.save(tmp_path / "r.npz"))
+    assert torch.equal(read.values, made.values)
+    assert torch.equal(read.rows, made.rows)
+    assert read.about == made.about
+    assert read.digest == made.digest
+    read.check(data, Categorical(), 3)
+
+
+def test_rows_are_told_apart_by_all_of_their_inputs():
+    first = row_hashes(pm.ArrayData((torch.eye(3), torch.zeros(3, 2)), torch.zeros(3)))
+    second = row_hashes(
+        pm.ArrayData((torch.eye(3), torch.tensor([[0.0, 0], [0, 1], [0, 0]])), torch.zeros(3))
+    )
+    assert len(set(first.tolist())) == 3
+    assert (first == second).tolist() == [True, False, True]
+
+
+def test_a_foreign_npz_is_read_by_the_name_of_its_matrix(tmp_path):
+    data = classes()
+    np.savez(tmp_path / "other.npz", test=right(data).numpy(), labels=data.targets.numpy())
+    Reference.load(f"{tmp_path}/other.npz:test").check(data, Categorical(), 3)
+    with pytest.raises(InputError, match=r"holds test, labels. Name the matrix .*other\.npz:test"):
+        Reference.load(tmp_path / "other.npz")
+    with pytest.raises(InputError, match=r"Unknown array .* 'tset'\. Did you mean 'test'"):
+        Reference.load(f"{tmp_path}/other.npz:tset")
+
+
+@pytest.mark.parametrize("content", [b"no archive", b""])
+def test_files_that_cannot_be_read(tmp_path, content):
+    (tmp_path / "bad.npz").write_bytes(content)
+    with pytest.raises(InputError, match="not a readable"):
+        Reference.load(tmp_path / "bad.npz")
+    with pytest.raises(InputError, match="There is no reference"):
+        Reference.load(tmp_path / "none.npz")
+
+
+def test_references_of_other_shapes_orders_and_classes_are_refused():
+    data = classes()
+    known = Reference("probabilities", right(data), row_hashes(data))
+    backwards = data.subset(torch.arange(39, -1, -1))
+    with pytest.raises(InputError, match="same test points in another order"):
+        known.check(backwards, Categorical(), 3)
+    with pytest.raises(InputError, match="other test points: 40 of 40 differ"):
+        known.check(pm.ArrayData(data.inputs + 1, data.targets), Categorical(), 3)
+    with pytest.raises(InputError, match="about 40 points, the test data have 39"):
+        known.check(data.subset(range(39)), Categorical(), 3)
+    with pytest.raises(InputError, match="3 classes, the task has 4"):
+        known.check(data, Categorical(), 4)
+    with pytest.raises(InputError, match="needs samples"):
+        known.check(numbers(40), FixedGaussian(), 1)
+    with pytest.raises(InputError, match="not of the likelihood 'bernoulli'"):
+        known.check(data, Bernoulli(), 3)
+
+
+def test_a_foreign_reference_in_another_order_is_noticed_by_its_accuracy():
+    data = classes()
+    shifted = right(pm.ArrayData(data.inputs, (data.targets + 1) % 3))
+    with pytest.raises(InputError, match=r"right on 0\.0% .* seems to be in another order"):
+        Reference("probabilities", shifted).check(data, Categorical(), 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (torch.ones(4, 3), "sum to 1 in each row"),
+        (torch.full((4, 3), torch.nan), "a matrix of finite numbers"),
+        (torch.ones(4) / 3, "a matrix of finite numbers"),
+    ],
+)
+def test_bad_values(values, message):
+    with pytest.raises(InputError, match=message):
+        Reference("probabilities", values)
+
+
+def fitted(method, data, likelihood, outputs, epochs):
+    return pm.fit(
+        method,
+        lambda: pm.models.MLP(3, outputs, (4,)),
+        data,
+        likelihood=likelihood,
+        epochs=epochs,
+        progress=False,
+    )
+
+
+def test_distances_of_classes():
+    data = classes()
+    posterior = fitted(Anchored(3), data, "categorical", 3, 2)
+    reference = Reference("probabilities", right(data), row_hashes(data))
+    scores = pm.evaluate(posterior, data, reference=reference)
+    mean = posterior.predict(data.inputs).mean
+    assert scores["agreement"] == pytest.approx((mean.argmax(1) == data.targets).double().mean().item())
+    expected = 0.5 * (mean - right(data)).abs().sum(1).mean().item()
+    assert scores["total_variation"] == pytest.approx(expected, rel=1e-5)
+    own = Reference("probabilities", mean, row_hashes(data))
+    scores = pm.evaluate(posterior, data, reference=own)
+    assert scores["agreement"] == 1
+    assert scores["total_variation"] == pytest.approx(0, abs=1e-7)
+
+
+def test_distances_of_numbers():
+    data = numbers()
+    likelihood = FixedGaussian(std=0.3)
+    posterior = fitted(Anchored(7), data, likelihood, 1, 20)
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(500, 30, generator=generator) + 0.5
+    scores = pm.evaluate(posterior, data, reference=Reference("samples", values, row_hashes(data)))
+    samples = predictive_samples(posterior, data.inputs)
+    assert samples.shape == (1000, 30)
+    by_scipy = [wasserstein_distance(samples[:, i], values[:, i]) for i in range(30)]
+    assert scores["wasserstein1"] == pytest.approx(np.mean(by_scipy), rel=1e-6)
+    assert scores["wasserstein2"] >= scores["wasserstein1"]
+
+
+def test_samples_have_the_moments_of_the_predictive_and_noise_of_their_own():
+    data = numbers()
+    posterior = fitted(Anchored(7), data, FixedGaussian(std=0.3), 1, 20)
+    predictive = posterior.predict(data.inputs)
+    samples = predictive_samples(posterior, data.inputs, num_samples=20_000)
+    error = predictive.std / 20_000**0.5
+    assert ((samples.mean(0) - predictive.mean.squeeze()).abs() < 4.5 * error.squeeze()).all()
+    torch.testing.assert_close(samples.std(0), predictive.std.squeeze().double(), rtol=0.03, atol=0)
+    few = predictive_samples(posterior, data.inputs, num_samples=7)  # one of each member
+    noise = few - torch.stack([o.squeeze() for _, out, _ in posterior.outputs(data.inputs) for o in out])
+    assert len(noise.unique()) == noise.numel()  # not one draw for all members
+
+
+def test_chains_that_have_mixed_are_told_from_those_that_have_not():
+    data = numbers(12)
+    likelihood = FixedGaussian(std=0.5)
+    linear = lambda: torch.nn.Linear(3, 1)  # noqa: E731
+    good = pm.fit(
+        HMC(4, 0.7, samples=60, descent=10), linear, data, likelihood=likelihood, epochs=2500, progress=False
+    )
+    judged = verdict(good, data)
+    assert judged.is_fit, judged.reasons
+    assert judged.mixing.rhat < 1.05
+    assert judged.mixing.effective > 100
+    bad = pm.fit(
+        HMC(4, 0.7, samples=60, descent=0, burn_in=0.001, step_size=1e-4, trajectory=1e-3),
+        linear,
+        data,
+        likelihood=likelihood,
+        epochs=2402,
+        progress=False,
+    )
+    judged = verdict(bad, data)
+    assert not judged.is_fit
+    assert any("R-hat" in reason for reason in judged.reasons)
+    diverging = pm.fit(
+        HMC(4, 0.7, samples=60, descent=0, burn_in=0.001, step_size=100.0),
+        linear,
+        data,
+        likelihood=likelihood,
+        epochs=301,
+        progress=False,
+    )
+    words = " ".join(verdict(diverging, data).reasons)
+    assert "accepts 0% of its proposals" in words
+    assert "100.0% of the trajectories diverge" in words
+
+
+def test_r_hat_needs_chains_and_a_reference_needs_hmc():
+    data = numbers(12)
+    one = fitted(HMC(1, samples=5), data, FixedGaussian(std=0.5), 1, 20)
+    with pytest.raises(InputError, match="R-hat compares chains: there is one"):
+        mixing(one, data)
+    other = fitted(Anchored(3), data, FixedGaussian(std=0.5), 1, 2)
+    with pytest.raises(InputError, match="a finished run of hmc"):
+        verdict(other, data)
+
+
+def test_weights_that_change_places_do_not_count_against_chains():
+    """Two chains in equivalent places, hidden units exchanged, compute the same function: R-hat says so."""
+    data = numbers(20)
+    posterior = fitted(HMC(2, samples=30), data, FixedGaussian(std=0.5), 1, 800)
+    [members] = posterior.draw()
+    first, second = slice(0, 30), slice(30, 60)
+    exchanged = {name: tensor.clone() for name, tensor in members.stacked.items()}
+    order = torch.tensor([3, 1, 0, 2])
+    names = sorted(exchanged)
+    for tensor in exchanged.values():  # the second chain becomes the first one ...
+        tensor[second] = tensor[first]
+    plain = {name: tensor.clone() for name, tensor in exchanged.items()}
+    hidden, head = ([n.rpartition(".")[0] for n in names if n.endswith("bias")][i] for i in (0, -1))
+    # ... with its hidden units in another order.
+    exchanged[f"{hidden}.weight"][second] = exchanged[f"{hidden}.weight"][second][:, order]
+    exchanged[f"{hidden}.bias"][second] = exchanged[f"{hidden}.bias"][second][:, order]
+    exchanged[f"{head}.weight"][second] = exchanged[f"{head}.weight"][second][:, :, order]
+    found = [
+        mixing(pm.Particles(posterior.network, blocks=[pm.Members(weights, labels=members.labels)]), data)
+        for weights in (plain, exchanged)
+    ]
+    assert found[0].rhat == pytest.approx(found[1].rhat, rel=1e-3)
+    assert found[0].worst_rhat == pytest.approx(found[1].worst_rhat, rel=1e-3)
+    moved = (exchanged[f"{hidden}.bias"][first] - exchanged[f"{hidden}.bias"][second]).abs().max()
+    assert moved > 0.1  # while the weights themselves are far apart

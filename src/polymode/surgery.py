@@ -11,6 +11,7 @@ from polymode.errors import InputError
 from polymode.layers import SeededDropout
 from polymode.members import Tensors
 from polymode.seeds import global_seed
+from polymode.trees import Tree, map_tree
 
 Model = nn.Module | Callable[[], nn.Module]
 
@@ -94,6 +95,13 @@ def normalisation_and_bias_names(module: nn.Module) -> frozenset[str]:
         if isinstance(part, NORMALISATIONS):
             names |= {f"{prefix}.{name}".lstrip(".") for name, _ in part.named_parameters()}
     return frozenset(names)
+
+
+def match_precision(module: nn.Module, inputs: Tree) -> Tree:
+    """Numbers in 64 bits for a module whose weights are; nothing is ever made less precise."""
+    if all(parameter.dtype != torch.float64 for parameter in module.parameters()):
+        return inputs
+    return map_tree(lambda t: t.double() if t.is_floating_point() else t, inputs)
 
 
 def batch_norms(module: nn.Module) -> list[str]:

@@ -12,7 +12,10 @@ import polymode as pm
 from polymode.comparison import compare
 from polymode.data import Split, Task
 from polymode.errors import InputError
+from polymode.plots import trace_figure
+from polymode.plots.trace import MOST_POINTS, MOST_TRAININGS
 from polymode.report import write_page
+from polymode.training import epochs_of
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
 EVIL = "<img src=x onerror=alert(1)></script><b>"
@@ -69,13 +72,24 @@ def read(path):
             [
                 "Is it worth",
                 "NLL against",
+                "Training loss",
                 "Reliability",
                 "Confidence, in",
                 "Entropy, in",
                 "two: how members",
             ],
         ),
-        ("gaussian", ["Is it worth", "NLL against", "Coverage", "Predictive standard", "two: how members"]),
+        (
+            "gaussian",
+            [
+                "Is it worth",
+                "NLL against",
+                "Training loss",
+                "Coverage",
+                "Predictive standard",
+                "two: how members",
+            ],
+        ),
     ],
 )
 def test_the_page_stands_alone_and_shows_every_figure(tmp_path, likelihood, titles):
@@ -125,3 +139,95 @@ def test_without_plotly_the_error_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"pip install 'polymode\[report\]'"):
         write_page(found, tmp_path / "page.html")
     assert json.loads((tmp_path / "c/results.json").read_text())["rows"]  # the results are there all the same
+
+
+# --- training losses -----------------------------------------------------------------------------------
+
+
+def test_a_trace_is_the_mean_loss_of_every_epoch_with_the_beginnings_of_trainings(tmp_path):
+    chosen = task("categorical")
+    walk = pm.samplers.GuidedWalk(step=2.0)  # crosses the prior in the few steps there are
+    found = compare(
+        chosen,
+        lambda: pm.models.MLP(3, 2, (4,)),
+        {
+            "together": pm.methods.Anchored(4),
+            "in_turn": pm.methods.SequentialAnchored(2, first_epochs=4, walk=walk),
+            "sampled": pm.methods.HMC(chains=2, samples=4),
+        },
+        tmp_path / "c",
+        budget=24,
+        seeds=(0, 1),
+    )
+    traces = {result.label: result.learning["trace"] for result in found.results}
+    for label, trace in traces.items():
+        epochs = epochs_of(tmp_path / "c" / label)
+        means = [sum(epoch["losses"]) / len(epoch["losses"]) for epoch in epochs]
+        assert trace["loss"] == pytest.approx(means)
+        assert trace["member_epochs"] == [epoch["member_epochs"] for epoch in epochs]
+        assert trace["sampled"] == (label == "sampled")
+    assert traces["together"]["restarts"] == traces["sampled"]["restarts"] == []
+    assert traces["together"]["member_epochs"] == [4.0, 8.0, 12.0, 16.0, 20.0, 24.0]
+    assert traces["in_turn"]["restarts"] == [0, 4, 6, 8, 10]  # 4 epochs, then 2 at a time
+    text, _ = read(write_page(found, tmp_path / "page.html"))
+    assert "in_turn, 5 trainings in turn" in text
+    assert "side by side, not one after another" in text
+    assert "Samplers: the data term alone" in text
+
+
+def test_results_without_traces_make_a_page_without_their_figure(tmp_path):
+    found = made(tmp_path / "c", "categorical", seeds=(0,))
+    empty = {"member_epochs": [], "loss": [], "restarts": [], "sampled": False}
+    learning = [{"member_epochs": [], "validation_nll": []}, {"trace": empty}]
+    old = [replace(result, learning=known) for result, known in zip(found.results, learning, strict=True)]
+    text, _ = read(write_page(replace(found, results=old), tmp_path / "page.html"))
+    assert "NLL against" in text
+    assert "Training loss" not in text
+
+
+def chain(trainings, first=6, short=2):
+    """Losses of a chain that jump up at the beginning of each training and fall until its end."""
+    losses, restarts = [], []
+    for training in range(trainings):
+        restarts.append(len(losses))
+        losses += [1.0 + training / 1000 + 2.0 ** -(i + 1) for i in range(short if training else first)]
+    return {"member_epochs": list(range(1, len(losses) + 1)), "loss": losses, "restarts": restarts}
+
+
+def test_few_trainings_have_a_dot_each_and_many_a_line_through_their_ends():
+    few = chain(5)
+    line, dots = trace_figure({"few": few}).data
+    assert (list(line.x), list(line.y)) == (few["member_epochs"], few["loss"])
+    assert list(dots.x) == [1, 7, 9, 11, 13]
+    assert list(dots.y) == [few["loss"][i] for i in (0, 6, 8, 10, 12)]
+    many = chain(MOST_TRAININGS + 1)
+    faint, line = trace_figure({"many": many}).data
+    assert list(faint.y) == many["loss"]
+    assert list(line.x) == [1, 2, 3, 4, 5, *range(6, 6 + 2 * MOST_TRAININGS + 1, 2)]
+    assert list(line.y) == [many["loss"][x - 1] for x in line.x]
+    assert {faint.legendgroup, line.legendgroup} == {"many"}
+    assert (faint.showlegend, line.name) == (False, f"many, {MOST_TRAININGS + 1} trainings in turn")
+
+
+def test_long_traces_are_thinned_to_their_extremes():
+    values = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).exp()
+    values[1234], values[8765] = 1e-3, 1e3  # one epoch each: they must not be lost
+    x = list(range(10_000))
+    [line] = trace_figure({"long": {"member_epochs": x, "loss": values.tolist()}}).data
+    kept = torch.tensor(line.x)
+    assert len(kept) <= MOST_POINTS + 2
+    assert kept[[0, -1]].tolist() == [0, 9999]
+    assert {1234, 8765} <= set(kept.tolist())
+    assert (kept.diff() > 0).all()
+    torch.testing.assert_close(torch.tensor(line.y), values[kept])
+    for stretch in values.split(20):  # nothing that is left out lies outside of what is drawn beside it
+        assert stretch.min() in values[kept]
+        assert stretch.max() in values[kept]
+
+
+@pytest.mark.parametrize(
+    ("losses", "axis"), [((0.1, 2.0), "log"), ((0.5, 2.0), None), ((-0.1, 2.0), None), ((1e-6, 1e6), "log")]
+)
+def test_losses_of_many_sizes_have_a_logarithmic_axis(losses, axis):
+    drawn = trace_figure({"one": {"member_epochs": [1, 2], "loss": losses, "restarts": []}})
+    assert drawn.layout.yaxis.type == axis

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from polymode.cli.jobs import (
     JobOptions,
+    how_to_run,
     load_job,
     load_reference,
     make_methods,
@@ -90,8 +91,7 @@ def run(options: CompareOptions) -> None:
             folder,
             budget=budget,
             seeds=options.all_seeds,
-            device=options.device or None,
-            backend=options.backend,
+            **how_to_run(options),
             num_draws=options.draws,
             reference=reference,
             options=identity,

@@ -52,6 +52,10 @@ class JobOptions(ScreenOptions):
     run: str = option("", "folder of the run (default: runs/ and a name made of the options)", place="screen")
     device: str = option("", "where to train, such as cpu or cuda:0 (default: the CPU)")
     backend: str = option("auto", "how members run: measured, unless given", choices=("auto", "vmap", "loop"))
+    precision: str = option(
+        "full", "of weights and arithmetic; double is 64 bits", choices=("full", "bfloat16", "double")
+    )
+    processes: int = option(1, "divide the chains of a method among so many processes", place="screen")
     tensorboard: bool = option(False, "also write TensorBoard files into the run's folder", place="screen")
 
     def __post_init__(self) -> None:
@@ -60,7 +64,9 @@ class JobOptions(ScreenOptions):
                 raise UsageError(
                     f"--set {section}={content!r}: say which option of it, {section}.OPTION=VALUE."
                 )
-        for name in ("seeds", "draws"):
+        if self.processes > 1 and self.tensorboard:
+            raise UsageError("--tensorboard follows a run in this process: leave --processes away.")
+        for name in ("seeds", "draws", "processes"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be at least 1, got {getattr(self, name)}.")
 
@@ -201,6 +207,16 @@ def wanted_methods(text: str, default: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"The label {label!r} occurs twice: write other={name} to tell them apart.")
         wanted[label] = name
     return wanted
+
+
+def how_to_run(options: JobOptions) -> dict[str, Any]:
+    """The keywords of a run that say where and how, not what."""
+    return {
+        "device": options.device or None,
+        "backend": options.backend,
+        "precision": options.precision,
+        "processes": options.processes,
+    }
 
 
 # --- folders ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from polymode.cli.jobs import Job, JobOptions, load_job, make_methods, run_folder
+from polymode.cli.jobs import Job, JobOptions, how_to_run, load_job, make_methods, run_folder
 from polymode.cli.options import UsageError, command_line, config_of, option
 from polymode.cli.output import console, print_json, reporter_of, say
 from polymode.comparison import Replicate, fit_replicates
@@ -78,8 +78,7 @@ def run(options: ReferenceOptions) -> None:
             folder,
             likelihood=likelihood,
             epochs=options.passes,
-            device=options.device or None,
-            backend=options.backend,
+            **how_to_run(options),
             title="hmc",
             options=identity | {"method": describe(method)},
             network=job.network,

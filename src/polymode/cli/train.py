@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from polymode.cli.jobs import JobOptions, load_job, make_methods, observer_maker, run_folder
+from polymode.cli.jobs import JobOptions, how_to_run, load_job, make_methods, observer_maker, run_folder
 from polymode.cli.options import UsageError, config_of, option
 from polymode.cli.output import console, posterior_table, print_json, reporter_of, say
 from polymode.comparison import Replicate, fit_replicates, judge_all
@@ -63,8 +63,7 @@ def run(options: TrainOptions) -> None:
             folder,
             likelihood=make_likelihood(job.task.likelihood),
             epochs=epochs,
-            device=options.device or None,
-            backend=options.backend,
+            **how_to_run(options),
             title=method.name,
             options=identity,
             network=job.network,

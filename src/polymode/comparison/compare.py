@@ -21,6 +21,7 @@ from polymode.training import Epoch, Method, epochs_of, fit
 from polymode.training.fit import usable_device
 from polymode.training.folder import hardware, versions
 from polymode.training.method import describe
+from polymode.training.objective import Precision
 from polymode.training.progress import Reporter, Silent
 from polymode.training.setup import fingerprint, fingerprints
 
@@ -46,6 +47,8 @@ def compare(
     seeds: Sequence[int] = (0,),
     device: torch.device | str | None = None,
     backend: Any = "auto",
+    precision: Precision = "full",
+    processes: int = 1,
     num_draws: int = 100,
     reference: Reference | None = None,
     options: Mapping[str, Any] | None = None,
@@ -62,7 +65,7 @@ def compare(
     a trusted posterior predicts for the test data of the only split; distances to it become columns. options:
     what the comparison depends on, kept in its manifest; a folder of another is refused. run_options: the
     same of a run, from its method and epochs. network: what builds the model again. observers: makes the
-    observer of each run.
+    observer of each run. device, backend, precision, processes: as ``fit`` has them.
     """
     require(len(methods) > 0, "There are no methods to compare.")
     require(len(seeds) > 0, "There are no seeds.")
@@ -84,6 +87,8 @@ def compare(
             epochs=epochs,
             device=device,
             backend=backend,
+            precision=precision,
+            processes=min(processes, sized.num_chains),
             title=label,
             options=run_options(sized, epochs),
             reporter=reporter,
@@ -124,6 +129,8 @@ def fit_replicates(
     epochs: int,
     device: torch.device | str | None,
     backend: Any,
+    precision: Precision = "full",
+    processes: int = 1,
     title: str,
     options: Mapping[str, Any],
     reporter: Reporter,
@@ -149,6 +156,8 @@ def fit_replicates(
         resume=True,
         device=device,
         backend=backend,
+        precision=precision,
+        processes=processes,
         title=title,
         options=options,
         progress=reporter,

@@ -345,7 +345,10 @@ def load_posterior(folder: str | Path, model: Model) -> Posterior:
     if manifest["kind"] not in POSTERIORS:
         raise unknown_name("kind of posterior", manifest["kind"], POSTERIORS)
     likelihood = make_likelihood(manifest["likelihood"])
-    module = model if isinstance(model, nn.Module) else build(model, seed=0)
+    module = copy.deepcopy(model) if isinstance(model, nn.Module) else build(model, seed=0)
+    saved_in_double = any(kind == "float64" for kind, *_ in manifest["network"].values())
+    if saved_in_double and all(p.dtype != torch.float64 for p in module.parameters()):
+        module = module.double()  # it was fitted with precision="double"
     network = Network(likelihood.prepare(prepare(module)), likelihood, manifest["backend"])
     check_fingerprint(manifest["network"], network.fingerprint, str(folder))
     for name, expected in manifest["files"].items():

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polymode.errors import CheckpointError
 from polymode.likelihoods import Likelihood
 from polymode.members import Backend, Tensors
-from polymode.surgery import has_convolutions, tensors_of
+from polymode.surgery import has_convolutions, match_precision, tensors_of
 from polymode.trees import Tree, map_tree
 
 
@@ -27,11 +27,14 @@ class Network:
 
     always_eval: tuple[str, ...] = ()  # layers the user keeps in evaluation mode, such as frozen BatchNorm
     channels_last: bool = field(init=False)
+    double: bool = field(init=False)  # weights of 64 bits
 
     def __post_init__(self) -> None:
         self.module.requires_grad_(False)
         self.module.eval()
         object.__setattr__(self, "channels_last", has_convolutions(self.module))
+        double = any(parameter.dtype == torch.float64 for parameter in self.module.parameters())
+        object.__setattr__(self, "double", double)
 
     def train(self) -> None:
         """Put the module into training mode, but for the layers that the user keeps out of it."""
@@ -57,7 +60,9 @@ class Network:
         }
 
     def arrange(self, inputs: Tree, *, has_groups: bool = False) -> Tree:
-        """Bring inputs [B, ...], or [G, B, ...], to the memory format that convolutions prefer."""
+        """Bring inputs [B, ...], or [G, B, ...], to the network's precision and preferred memory format."""
+        if self.double:
+            inputs = match_precision(self.module, inputs)
         if not self.channels_last:
             return inputs
 

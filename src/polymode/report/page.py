@@ -186,7 +186,7 @@ def _figures(comparison: Comparison) -> Iterator[tuple[Any, str]]:
         caption = "Gain over the first method against seconds of training; bars are one standard error."
         yield gain_figure(comparison.quality.title, _gains(comparison)), caption
     yield _price(comparison, results)
-    traces = {label: trace for label, r in results.items() if (trace := r.learning.get("trace"))}
+    traces = {label: t for label, r in results.items() if (t := r.learning.get("trace")) and t["loss"]}
     if traces:
         yield trace_figure(traces), _about_traces(traces) + pooled
     reliability = {label: curve for label, r in results.items() if (curve := _reliability(r))}
@@ -257,14 +257,14 @@ def _price(comparison: Comparison, results: Mapping[str, Result]) -> tuple[Any, 
 def _about_traces(traces: Mapping[str, Mapping[str, Any]]) -> str:
     """What the lines are means of; members of one method are trained together, those of a chain in turn."""
     caption = (
-        "What each method minimises, the data term and, where it has one, the prior term, per observation: the "
-        "mean over an epoch and over the members trained in it."
+        "What each method minimises, the data term and (where it has one) the prior term, per observation: "
+        "the mean over an epoch and over the members trained in it."
     )
     if any(len(trace["restarts"]) > 1 for trace in traces.values()):
         caption += (
-            " Ticks: a chain begins its next training, where the last one ended. Members of an ensemble are "
-            "trained side by side here, not one after another as in Figure 1 of the paper on sequential "
-            "anchored ensembles, so their line begins at the top only once."
+            " A dot: a chain begins its next training, where the last one ended (where there are too many, "
+            "the line shows how they end). Members of an ensemble are trained side by side, not one after "
+            "another as in Figure 1 of the paper on sequential anchored ensembles: their line falls once."
         )
     if any(trace["sampled"] for trace in traces.values()):
         caption += " Samplers: the data term alone, where a block of gradient passes ended."

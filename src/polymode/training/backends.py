@@ -103,7 +103,7 @@ def _for_prediction(set_up: SetUp, source: Data, chosen: Backend) -> Backend:
     two = Members({name: torch.stack([tensor] * 2) for name, tensor in weights.items()})
     try:
         with torch.no_grad():
-            forward_members(network.module, two, examples.inputs, backend="vmap")
+            forward_members(network.module, two, network.arrange(examples.inputs), backend="vmap")
     except CannotVectorise:
         return "loop"
     return "vmap"

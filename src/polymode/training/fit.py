@@ -1,5 +1,6 @@
 """``fit``: the one way to train. It alone owns the device, the clock, checkpoints and the budget."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from polymode.data import Data, as_data
-from polymode.errors import CheckpointError, InputError, require, unknown_name
+from polymode.errors import CheckpointError, InputError, require, require_positive, unknown_name
 from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.posteriors import Particles, Posterior, merge
 from polymode.posteriors.base import MANIFEST
@@ -20,6 +21,7 @@ from polymode.training.backends import AnyBackend
 from polymode.training.epoch import Epoch
 from polymode.training.method import Method
 from polymode.training.objective import Precision
+from polymode.training.processes import check_processes, run_in_processes
 from polymode.training.progress import Reporter, reporter_for
 from polymode.training.run import Run
 from polymode.training.setup import Job
@@ -31,7 +33,8 @@ class Options(TypedDict, total=False):
     """Keywords of ``fit``, which explains them."""
 
     likelihood: Required[str | Likelihood]
-    epochs: Required[int]
+    epochs: int | None
+    budget: float | None
     validation: AnyData | Sequence[AnyData] | None
     seed: int | Sequence[int]
     run_dir: str | Path | None
@@ -40,6 +43,7 @@ class Options(TypedDict, total=False):
     backend: AnyBackend
     precision: Precision
     shared_order: bool
+    processes: int
     extend: Posterior | None
     observer: Callable[[Epoch], None] | None
     progress: bool | Reporter
@@ -60,7 +64,8 @@ def fit(
     data: AnyData | Sequence[AnyData],
     *,
     likelihood: str | Likelihood,
-    epochs: int,
+    epochs: int | None = None,
+    budget: float | None = None,
     validation: AnyData | Sequence[AnyData] | None = None,
     seed: int | Sequence[int] = 0,
     run_dir: str | Path | None = None,
@@ -69,6 +74,7 @@ def fit(
     backend: AnyBackend = "auto",
     precision: Precision = "full",
     shared_order: bool = False,
+    processes: int = 1,
     extend: Posterior | None = None,
     observer: Callable[[Epoch], None] | None = None,
     progress: bool | Reporter = True,
@@ -84,14 +90,18 @@ def fit(
     likelihood: "categorical", "bernoulli", "gaussian" (one learned noise level), "fixed_gaussian",
         "heteroscedastic_gaussian" (outputs are means, then raw deviations), or an object of
         ``polymode.likelihoods`` with options.
-    epochs: epochs of each chain. validation: held-out data, needed by ``keep="best"``.
+    epochs: epochs of each chain; or budget: member-epochs in all, which the method divides as suits it
+        (``Method.for_budget``). validation: held-out data, needed by ``keep="best"``.
     seed: determines everything; a list gives each data set its own.
     run_dir: folder for the manifest, the event log, checkpoints and the finished posterior; with
         ``resume=True`` an interrupted run goes on to the same bits, a finished one is read back.
     device: where to train; the module's own, or the CPU for a factory, unless given.
     backend: "vmap", "loop", or "auto" to measure both on the first batch and take the faster.
-    precision: "bfloat16" runs the forward pass in mixed precision where the device has it.
+    precision: "bfloat16" runs the forward pass in mixed precision where the device has it; "double" runs
+        everything in 64 bits, whatever the model and the data come in.
     shared_order: all chains see one order of the data instead of their own.
+    processes: divide the chains among so many processes; a chain's result is the same wherever it runs
+        (but chains of hmc share a step size with those of their process only).
     extend: a finished ensemble to which the new chains are added.
     observer: called with an ``Epoch`` after every epoch. progress: a bar on a terminal, or a ``Reporter``.
     checkpoint_seconds: least time between two checkpoints; one is also written on Ctrl-C and when an
@@ -102,21 +112,37 @@ def fit(
     sources = [as_data(part) for part in (data if many else [data])]
     if not sources:
         raise InputError("The list of data sets is empty.")
+    method, epochs = _sized(method, epochs, budget)
+    first_chain = _first_chain(extend, many=many)
     job = Job(
         method=method,
-        model=model,
+        model=_in_double(model) if precision == "double" else model,
         sources=sources,
         validation=_validation_list(validation, len(sources), many=many),
         likelihood=make_likelihood(likelihood),
-        epochs=_check_epochs(epochs),
+        epochs=epochs,
         seeds=_seed_list(seed, len(sources)),
-        first_chain=_first_chain(extend, many=many),
+        chains=range(first_chain, first_chain + method.num_chains),
         device=_device(device, model),
         precision=precision,
         shared_order=shared_order,
     )
     _check_precision(precision, job.device)
+    check_processes(processes, job)
     folder = _run_folder(run_dir, resume=resume)
+    if processes > 1:
+        require(observer is None and extend is None, "observer= and extend= need processes=1.")
+        posteriors = run_in_processes(
+            job,
+            folder,
+            processes,
+            backend=backend,
+            reporter=reporter_for(progress),
+            checkpoint_seconds=checkpoint_seconds,
+            title=title or method.name,
+            options=options or {},
+        )
+        return posteriors if many else posteriors[0]
     run = Run(job, folder, title, options)
     if extend is not None:
         _check_extension(extend, run.problem.network)
@@ -142,10 +168,35 @@ def _check_kinds(method: Any, run_dir: Any, observer: Any, extend: Any) -> None:
     require(extend is None or isinstance(extend, Posterior), f"extend must be a posterior, got {extend!r}.")
 
 
-def _check_epochs(epochs: int) -> int:
+def _check_epochs(epochs: Any) -> int:
     if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
         raise InputError(f"epochs must be a whole number of at least 1, got {epochs!r}.")
     return epochs
+
+
+def _sized(method: Method, epochs: int | None, budget: float | None) -> tuple[Method, int]:
+    """The method and the epochs of each chain, from one of the two ways to say how long."""
+    if (epochs is None) == (budget is None):
+        raise InputError(
+            "Say how long to train: epochs=... of each chain, or budget=... member-epochs in all."
+        )
+    if budget is None:
+        return method, _check_epochs(epochs)
+    return method.for_budget(require_positive("budget", budget))
+
+
+class _Double:
+    """A factory whose networks are in double precision; it can travel to other processes if they can."""
+
+    def __init__(self, factory: Callable[[], nn.Module]) -> None:
+        self.factory = factory
+
+    def __call__(self) -> nn.Module:
+        return self.factory().double()
+
+
+def _in_double(model: Model) -> Model:
+    return copy.deepcopy(model).double() if isinstance(model, nn.Module) else _Double(model)
 
 
 def _seed_list(seed: int | Sequence[int], count: int) -> list[int]:
@@ -184,8 +235,8 @@ def _device(device: torch.device | str | None, model: Model) -> torch.device:
 
 
 def _check_precision(precision: str, device: torch.device) -> None:
-    if precision not in ("full", "bfloat16"):
-        raise unknown_name("precision", precision, ("full", "bfloat16"))
+    if precision not in ("full", "bfloat16", "double"):
+        raise unknown_name("precision", precision, ("full", "bfloat16", "double"))
     if precision == "bfloat16" and not torch.amp.is_autocast_available(device.type):
         raise InputError(f"Device {device.type!r} has no mixed precision: use precision='full'.")
 

@@ -106,7 +106,7 @@ class RunFolder:
         ]
         self._write_manifest(status="finished", posteriors=names, spent=spent)
         self.events.write("end", spent=spent)
-        shutil.rmtree(self.path / "checkpoint")  # all of it is in the posteriors now
+        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)  # all of it is in the posteriors now
 
     def _write_manifest(self, **content: Any) -> None:
         manifest = {

@@ -21,7 +21,7 @@ from polymode.trees import Tree, map_tree
 if TYPE_CHECKING:
     from polymode.training.state import State
 
-Precision = Literal["full", "bfloat16"]
+Precision = Literal["full", "bfloat16", "double"]  # double is a matter of the weights and the data
 
 # Constants of the 64-bit linear congruential generator of Knuth (MMIX): the next noise seed.
 _MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407
@@ -76,7 +76,7 @@ class Objective:
         with self._autocast():
             outputs = call_module(self.network.module, self.realised(weights, own), examples["inputs"])
         loss = self.network.likelihood.mean_loss(
-            outputs if self.execution.precision == "full" else map_tree(Tensor.float, outputs),
+            map_tree(Tensor.float, outputs) if self.execution.precision == "bfloat16" else outputs,
             examples["targets"],
             examples.get("weights"),
         )
@@ -93,9 +93,9 @@ class Objective:
         return weights if self.realise is None else self.realise(weights, own)
 
     def _autocast(self) -> AbstractContextManager:
-        if self.execution.precision == "full":
-            return nullcontext()
-        return torch.autocast(self.execution.device.type, torch.bfloat16)
+        if self.execution.precision == "bfloat16":
+            return torch.autocast(self.execution.device.type, torch.bfloat16)
+        return nullcontext()
 
     def losses_and_gradients(
         self, state: "State", batch: Batch, member: int | None = None, *, check: bool = True

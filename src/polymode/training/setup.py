@@ -16,7 +16,7 @@ from polymode.members import Tensors
 from polymode.posteriors.network import Network
 from polymode.posteriors.particles import MemberStore
 from polymode.seeds import derive_generator
-from polymode.surgery import Model, normalisation_and_bias_names, trainable_names
+from polymode.surgery import Model, match_precision, normalisation_and_bias_names, trainable_names
 from polymode.training.batches import Batch, Batches
 from polymode.training.method import Method, Phase, Problem, describe
 from polymode.training.objective import Execution, Precision
@@ -36,19 +36,20 @@ class Job:
     likelihood: Likelihood
     epochs: int
     seeds: Sequence[int]
-    first_chain: int
+    chains: range
     device: torch.device
     precision: Precision
     shared_order: bool
 
     def signature(self, network: Network, owned: frozenset[str]) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued."""
-        return {
+        some = {} if len(self.chains) == self.method.num_chains else {"num_chains": len(self.chains)}
+        return some | {
             "method": describe(self.method),
             "likelihood": self.likelihood.config(),
             "epochs": self.epochs,
             "seeds": list(self.seeds),
-            "first_chain": self.first_chain,
+            "first_chain": self.chains.start,
             "data": fingerprints(self.sources),
             "validation": fingerprints(self.validation or []),
             "precision": self.precision,
@@ -89,8 +90,7 @@ def set_up(job: Job, folder: Path | None) -> SetUp:
     template = make_template(job.model, job.likelihood, seed).to(job.device)
     trainable = trainable_names(template)
     exempt = normalisation_and_bias_names(template)
-    chains = range(job.first_chain, job.first_chain + job.method.num_chains)
-    batches = Batches(job.sources, chains, job.seeds, shared_order=job.shared_order)
+    batches = Batches(job.sources, job.chains, job.seeds, shared_order=job.shared_order)
     seen = _check_data(job, template)
     counts = [_num_observations(job.likelihood, data) for data in job.sources]
     execution = Execution(
@@ -126,7 +126,7 @@ def _check_data(job: Job, template: nn.Module) -> Probe:
     for index, data in enumerate(all_data):
         try:
             examples = _first_examples(data, data.batch_size, job.device)
-            seen.append(probe(template, examples.inputs))
+            seen.append(probe(template, match_precision(template, examples.inputs)))
             outputs = seen[-1].outputs
             job.likelihood.check_outputs(outputs, examples.targets)
             targets = data.targets if isinstance(data, ArrayData) else examples.targets
@@ -145,7 +145,7 @@ def _check_leftover(job: Job, template: nn.Module, data: Data) -> None:
     if data.drop_last or data.num_examples % data.batch_size != 1 or not data.replayable:
         return
     try:
-        probe(template, _first_examples(data, 1, job.device).inputs)
+        probe(template, match_precision(template, _first_examples(data, 1, job.device).inputs))
     except InputError as error:
         raise InputError(
             f"The last batch of an epoch has one example ({data.num_examples} examples in batches "

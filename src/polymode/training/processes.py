@@ -1,0 +1,222 @@
+"""Chains in several processes: each runs some of them as a run of its own, and the posteriors are joined."""
+
+import itertools
+import pickle
+import queue
+import shutil
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import multiprocessing
+
+from polymode.errors import InputError, PolymodeError
+from polymode.posteriors import Particles, Posterior, load_posterior, merge
+from polymode.training.backends import AnyBackend
+from polymode.training.folder import RunFolder
+from polymode.training.progress import Reporter, Silent
+from polymode.training.run import Run
+from polymode.training.setup import Job, set_up
+
+PARTS = "processes"  # folder of the parts, inside that of the run
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one process does."""
+
+    number: int
+    job: Job
+    folder: Path
+    backend: AnyBackend
+    checkpoint_seconds: float
+    threads: int
+
+
+class _Messages(Silent):
+    """A reporter that sends how far a part is to the process that waits for it."""
+
+    def __init__(self, number: int, outbox: Any) -> None:
+        self.number, self.outbox = number, outbox
+
+    def advance(self, epochs: float, detail: str = "") -> None:
+        self.outbox.put((self.number, "at", epochs))
+
+
+def check_processes(processes: int, job: Job) -> None:
+    """Raise an ``InputError`` unless the chains of a job can be divided among processes."""
+    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+        raise InputError(f"processes must be a whole number of at least 1, got {processes!r}.")
+    if processes > len(job.chains):
+        raise InputError(
+            f"processes={processes}, but {job.method.name} has {len(job.chains)} chain(s): a process needs "
+            "at least one of its own."
+        )
+    if processes > 1:
+        try:
+            pickle.dumps((job.method, job.model))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise InputError(
+                f"With processes={processes} the model travels to other processes, and this one cannot: "
+                f"{error}. Pass a module, or a function that is defined at the top of a file."
+            ) from error
+
+
+def divided(chains: range, processes: int) -> list[range]:
+    """Neighbouring chains for each process, as evenly as can be."""
+    borders = [chains.start + len(chains) * p // processes for p in range(processes + 1)]
+    return [range(a, b) for a, b in itertools.pairwise(borders)]
+
+
+def run_in_processes(
+    job: Job,
+    folder: Path | None,
+    processes: int,
+    *,
+    backend: AnyBackend,
+    reporter: Reporter,
+    checkpoint_seconds: float,
+    title: str,
+    options: Mapping[str, Any],
+) -> list[Posterior]:
+    """Run the chains of a job in several processes; one posterior a data set, as ``Run.execute`` gives.
+
+    A chain's result depends on its number, not on where it runs. Each part is a run in a folder of its own,
+    so that what was cut goes on.
+    """
+    if folder is None:
+        with TemporaryDirectory(prefix="polymode-") as temporary:
+            parts = _run_parts(job, Path(temporary), processes, backend, reporter, checkpoint_seconds, title)
+            return [_in_memory(posterior) for posterior in _joined(job, parts, processes)]
+    made = set_up(job, None)  # finds bad input before any process begins
+    run_folder = RunFolder(folder, job.signature(made.problem.network, made.owned), options)
+    with run_folder.lock():
+        if run_folder.is_finished:
+            reporter.skip(title)
+            return _stored(job, run_folder)
+        run_folder.began({"processes": processes}, "begin")
+        parts = _run_parts(job, folder / PARTS, processes, backend, reporter, checkpoint_seconds, title)
+        run_folder.finish(_joined(job, parts, processes))
+        shutil.rmtree(folder / PARTS)  # all of it is in the posteriors now
+        return _stored(job, run_folder)
+
+
+def _stored(job: Job, run_folder: RunFolder) -> list[Posterior]:
+    return [load_posterior(path, job.model).to(job.device) for path in run_folder.posteriors()]
+
+
+def _run_parts(
+    job: Job,
+    folder: Path,
+    processes: int,
+    backend: AnyBackend,
+    reporter: Reporter,
+    checkpoint_seconds: float,
+    title: str,
+) -> list[_Part]:
+    threads = max(1, torch.get_num_threads() // processes)
+    parts = [
+        _Part(
+            number,
+            replace(job, chains=chains),
+            folder / f"{number:02d}",
+            backend,
+            checkpoint_seconds,
+            threads,
+        )
+        for number, chains in enumerate(divided(job.chains, processes))
+    ]
+    num_epochs = sum(phase.epochs * phase.cost for phase in set_up(job, None).phases)
+    context = multiprocessing.get_context("spawn")
+    outbox = context.Queue()
+    workers = [context.Process(target=_work, args=(part, outbox), daemon=False) for part in parts]
+    reporter.begin(title, round(num_epochs), 0)
+    for worker in workers:
+        worker.start()
+    try:
+        _wait(workers, outbox, reporter, processes)
+    finally:
+        for worker in workers:
+            worker.join()  # an interrupted one writes its checkpoint first
+        reporter.close()
+    reporter.end(title)
+    return parts
+
+
+def _wait(workers: Sequence[Any], outbox: Any, reporter: Reporter, processes: int) -> None:
+    """Follow the parts to their ends; the first that fails ends the others."""
+    at, running = dict.fromkeys(range(processes), 0.0), set(range(processes))
+    while running:
+        try:
+            number, kind, content = outbox.get(timeout=1.0)
+        except queue.Empty:
+            dead = [n for n in running if workers[n].exitcode not in (None, 0)]
+            if dead:
+                _stop(workers)
+                raise PolymodeError(
+                    f"Process {dead[0]} ended with exit code {workers[dead[0]].exitcode}; what it had done "
+                    "is kept."
+                ) from None
+            continue
+        if kind == "at":
+            at[number] = content
+            reporter.advance(sum(at.values()) / processes, f"{processes} processes")
+        elif kind == "done":
+            running.discard(number)
+        else:
+            _stop(workers)
+            raise content
+
+
+def _stop(workers: Sequence[Any]) -> None:
+    for worker in workers:
+        worker.terminate()  # SIGTERM: a run writes its checkpoint between two steps
+
+
+def _work(part: _Part, outbox: Any) -> None:
+    torch.set_num_threads(part.threads)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends between two steps, as Ctrl-C does
+    try:
+        run = Run(part.job, part.folder)
+        run.execute(
+            part.backend,
+            None,
+            reporter=_Messages(part.number, outbox),
+            checkpoint_seconds=part.checkpoint_seconds,
+        )
+    except KeyboardInterrupt:
+        return
+    except Exception as error:
+        outbox.put((part.number, "failed", PolymodeError(f"In process {part.number}: {error}")))
+        return
+    outbox.put((part.number, "done", None))
+
+
+def _joined(job: Job, parts: Sequence[_Part], processes: int) -> list[Posterior]:
+    """The chains of every part, one posterior a data set, with what all of them cost."""
+    joined = []
+    for index in range(len(job.sources)):
+        found = [
+            load_posterior(part.folder / f"posterior-{index}", job.model).to(job.device) for part in parts
+        ]
+        records = [posterior.record for posterior in found]
+        record = records[0] | {
+            "member_epochs": sum(r["member_epochs"] for r in records),
+            "training_seconds": max(r["training_seconds"] for r in records),
+            "total_seconds": max(r["total_seconds"] for r in records),
+            "peak_memory_mb": sum(r["peak_memory_mb"] for r in records),
+            "findings": [finding for r in records for finding in r["findings"]],
+            "processes": processes,
+        }
+        joined.append(replace(merge(found), record=record))
+    return joined
+
+
+def _in_memory(posterior: Posterior) -> Posterior:
+    """The same members, read from files that are about to go."""
+    assert isinstance(posterior, Particles)
+    return replace(posterior, blocks=[block.clone() for block in posterior.draw()])

@@ -1,0 +1,131 @@
+"""Chains divided among processes are the chains of one process."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import polymode as pm
+from cases import BY_NAME
+from polymode.errors import InputError, PolymodeError
+from polymode.training.processes import divided
+
+CASE = BY_NAME["mlp"]
+METHOD = pm.methods.SequentialAnchored(
+    3, prior_std=1.0, walk=pm.samplers.GuidedWalk(3.0), short_epochs=1, optimizer=pm.Optimizer("SGD", lr=0.1)
+)
+
+
+def network():
+    return pm.models.MLP(4, 3, (6,)).double()
+
+
+class Broken(torch.nn.Module):
+    """Works in the process that made it, as it does when bad luck strikes elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3).double()
+        self.home = os.getpid()
+
+    def forward(self, x):
+        if os.getpid() != self.home and self.training:
+            raise RuntimeError("no memory left")
+        return self.layer(x)
+
+
+def fitted(**options):
+    options = {"epochs": 4, "progress": False, "backend": "loop"} | options
+    model = options.pop("model", network)
+    data = options.pop("data", CASE.data())
+    method = options.pop("method", METHOD)
+    return pm.fit(method, model, data, likelihood="categorical", **options)
+
+
+def weights(posterior):
+    blocks = list(posterior.draw())
+    found = {name: torch.cat([b.stacked[name] for b in blocks]) for name in blocks[0].stacked}
+    return found | {"labels": torch.cat([b.labels for b in blocks])}
+
+
+def assert_same(first, second):
+    expected = weights(second)
+    for name, tensor in weights(first).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-12, atol=1e-14)
+
+
+def test_chains_are_divided_evenly():
+    assert divided(range(2, 9), 3) == [range(2, 4), range(4, 6), range(6, 9)]
+    assert divided(range(3), 3) == [range(1), range(1, 2), range(2, 3)]
+
+
+def test_results_do_not_depend_on_the_number_of_processes(tmp_path):
+    data = [CASE.data(), CASE.data(17, seed=2)]
+    alone = fitted(data=data)
+    for folder in (None, tmp_path / "run"):
+        several = fitted(data=data, processes=2, run_dir=folder)
+        for one, other in zip(alone, several, strict=True):
+            assert_same(one, other)
+            assert other.record["member_epochs"] == pytest.approx(one.record["member_epochs"])
+            assert other.record["findings"] == one.record["findings"]
+    assert not (tmp_path / "run" / "processes").exists()
+    again = fitted(data=data, processes=2, run_dir=tmp_path / "run", resume=True)
+    assert_same(again[0], alone[0])
+    in_one = fitted(data=data, run_dir=tmp_path / "run", resume=True)  # a finished run is one run
+    assert_same(in_one[1], alone[1])
+
+
+def test_more_processes_than_chains_and_models_that_cannot_travel():
+    with pytest.raises(InputError, match="processes=4, but sequential_anchored has 3 chain"):
+        fitted(processes=4)
+    with pytest.raises(InputError, match="processes must be a whole number of at least 1, got 0"):
+        fitted(processes=0)
+    with pytest.raises(InputError, match="the model travels to other processes"):
+        fitted(processes=2, model=lambda: network())
+    with pytest.raises(InputError, match="observer= and extend= need processes=1"):
+        fitted(processes=2, observer=print)
+
+
+def test_a_failure_in_a_process_is_told():
+    with pytest.raises(PolymodeError, match=r"In process [01]: .*no memory left"):
+        fitted(processes=2, model=Broken())
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+import polymode as pm
+from cases import BY_NAME
+from training.test_processes import METHOD, network
+if __name__ == "__main__":
+    pm.fit(
+        METHOD, network, BY_NAME["mlp"].data(400, batch_size=2), likelihood="categorical", epochs=10, processes=2,
+        run_dir={folder!r}, resume=True, backend="loop", progress=False, checkpoint_seconds=0.1,
+    )
+"""
+
+
+def test_an_interrupted_run_goes_on(tmp_path):
+    """Ctrl-C reaches every process; each keeps what it has done."""
+    tests = os.path.dirname(os.path.dirname(__file__))
+    script = tmp_path / "script.py"
+    folder = tmp_path / "run"
+    script.write_text(SCRIPT.format(tests=tests, folder=str(folder)))
+    process = subprocess.Popen([sys.executable, script], start_new_session=True, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(list(folder.glob("processes/*/checkpoint/state-*"))) < 2:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert b"KeyboardInterrupt" in errors
+    assert len(list(folder.glob("processes/*/checkpoint/state-*"))) >= 2
+    assert not (folder / "posterior-0").exists()
+    subprocess.run([sys.executable, script], check=True, timeout=120)
+    undisturbed = fitted(data=CASE.data(400, batch_size=2), epochs=10)
+    assert_same(pm.load_posterior(folder, network), undisturbed)

@@ -1,8 +1,8 @@
 """Time polymode beside plain PyTorch, in one run, as ratios.
 
-    python benchmarks/run.py                 # all cases, about six minutes on two cores
-    python benchmarks/run.py --cases mlp10   # some of them
-    python benchmarks/run.py --json out.json # also as JSON
+    python benchmarks/run.py                        # all cases, about twelve minutes on two cores
+    python benchmarks/run.py --cases mlp10,'hmc*'   # some of them
+    python benchmarks/run.py --json out.json        # also as JSON
 
 Every case runs its contenders in turn, several times over, and reports each one's best time; times on
 shared hardware vary, ratios of neighbours less so. Peak memory is that of a fresh process which runs one
@@ -12,11 +12,13 @@ contender once, above what importing and building the data takes.
 import argparse
 import copy
 import json
+import math
 import multiprocessing
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -27,7 +29,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import polymode as pm
 from polymode.posteriors.network import Network
 
-Contenders = dict[str, Callable[[], None]]
+# Jobs by name; one that returns a number has counted its seconds itself.
+Contenders = dict[str, Callable[[], float | None]]
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Case:
     goals: dict[str, float]
     repeats: int = 3
     flops: Callable[[], float] | None = None  # of the whole job, for the arithmetic limit
+    work: tuple[float, str] | None = None  # how much of what the job does, to show it by the second
 
 
 # --- the ordinary loops ------------------------------------------------------------------------
@@ -71,13 +75,13 @@ class Fit:
     The measurement is made once a run, whatever its length; its cost is reported beside the times.
     """
 
-    def __init__(self, method, model, data, likelihood, epochs) -> None:
+    def __init__(self, method, model, data, likelihood, epochs, backend="auto") -> None:
         self.arguments = (method, model, data)
         self.options = {"likelihood": likelihood, "epochs": epochs, "progress": False}
-        self.backend, self.choice_seconds = "auto", 0.0
+        self.backend, self.choice_seconds = backend, 0.0
 
-    def __call__(self) -> None:
-        posterior = pm.fit(*self.arguments, **self.options, backend=self.backend)
+    def __call__(self, seed: int = 0) -> None:
+        posterior = pm.fit(*self.arguments, **self.options, backend=self.backend, seed=seed)
         record = (posterior[0] if isinstance(posterior, list) else posterior).record
         if self.backend == "auto":
             self.backend, self.choice_seconds = record["backend"], record["choice_seconds"]
@@ -161,6 +165,161 @@ def prediction_case(num_points: int) -> Callable[[], Contenders]:
     return build
 
 
+# --- chains and samplers of a UCI-size MLP -----------------------------------------------------
+
+PRIOR_STD = 0.4472  # a variance of 0.2, as in paper 000
+
+
+def sequential_anchored(chains: int, first_epochs: int) -> pm.methods.SequentialAnchored:
+    """Short trainings of two epochs."""
+    walk = pm.samplers.GuidedWalk(step=4.0)  # all cost alike; short steps warn of a short walk
+    return pm.methods.SequentialAnchored(chains, PRIOR_STD, walk, first_epochs, short_epochs=2)
+
+
+def uci_data() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(512, 8), torch.randn(512, 1)
+
+
+def uci_mlp() -> nn.Module:
+    return pm.models.MLP(8, 2, (50,))
+
+
+def heteroscedastic_losses(outputs, targets):
+    mean, raw = outputs.chunk(2, -1)
+    std = F.softplus(raw) + 1e-6
+    return ((targets - mean) / std).square() / 2 + std.log() + math.log(2 * math.pi) / 2
+
+
+def anchored_chain(module, batches, num_rows, lengths) -> None:
+    """Trainings in turn, each with a fresh optimiser and a new anchor."""
+    parameters = list(module.parameters())
+    for epochs in lengths:
+        anchor = [PRIOR_STD * torch.randn_like(p) for p in parameters]
+
+        def loss(outputs, targets, anchor=anchor):
+            distance = sum((p - a).square().sum() for p, a in zip(parameters, anchor, strict=True))
+            return heteroscedastic_losses(outputs, targets).mean() + distance / (2 * PRIOR_STD**2 * num_rows)
+
+        train_alone(module, batches, loss, epochs)
+
+
+FIRST, NUM_SHORT = 4, 10  # epochs of the first training, number of short ones
+
+
+def stacked_chains_case(num_chains: int) -> Callable[[], Contenders]:
+    """C chains in one fit, beside C fits, beside C hand-written chains."""
+
+    def build() -> Contenders:
+        x, y = uci_data()
+        data, epochs = pm.ArrayData(x, y, batch_size=58), FIRST + 2 * NUM_SHORT
+
+        def fitted(chains, backend):
+            method = sequential_anchored(chains, FIRST)
+            return Fit(method, uci_mlp, data, "heteroscedastic_gaussian", epochs, backend)
+
+        alone = fitted(1, "auto")
+
+        def one_after_another():
+            for seed in range(num_chains):
+                alone(seed)
+
+        def loop():
+            for _ in range(num_chains):
+                batches = in_memory_batches(x, y, 58)
+                anchored_chain(uci_mlp(), batches, len(x), [FIRST, *[2] * NUM_SHORT])
+
+        return {
+            "polymode": fitted(num_chains, "vmap"),
+            "fits, one after another": one_after_another,
+            "loop": loop,
+        }
+
+    return build
+
+
+STEP, LEAPS, TRANSITIONS = 0.005, 50, 20  # of a trajectory in units of the prior's width, and their number
+
+
+def leapfrog_chain(module, x, y) -> None:
+    """Hamiltonian Monte Carlo of one chain; momenta in units of the prior's width, as polymode has them."""
+    weights = list(module.parameters())
+
+    def look():
+        """−s ∇U, and the data's part of U."""
+        energy = heteroscedastic_losses(module(x), y).sum()
+        forces = list(torch.autograd.grad(energy, weights))
+        with torch.no_grad():
+            for force, weight in zip(forces, weights, strict=True):
+                force.mul_(-PRIOR_STD).sub_(weight, alpha=1 / PRIOR_STD)
+        return forces, energy.detach()
+
+    def total(energy, momenta):
+        squares = sum(w.double().square().sum() for w in weights) / PRIOR_STD**2
+        return energy.double() + (squares + sum(p.double().square().sum() for p in momenta)) / 2
+
+    forces, energy = look()
+    for _ in range(TRANSITIONS):
+        with torch.no_grad():
+            kept = [w.clone() for w in weights], forces, energy
+            momenta = [torch.randn_like(w) for w in weights]
+            before = total(energy, momenta)
+            for momentum, force in zip(momenta, forces, strict=True):
+                momentum.add_(force, alpha=STEP / 2)
+        for leap in range(1, LEAPS + 1):
+            with torch.no_grad():
+                for weight, momentum in zip(weights, momenta, strict=True):
+                    weight.add_(momentum, alpha=STEP * PRIOR_STD)
+            forces, energy = look()
+            for momentum, force in zip(momenta, forces, strict=True):
+                momentum.add_(force, alpha=STEP if leap < LEAPS else STEP / 2)
+        with torch.no_grad():
+            if torch.rand((), dtype=torch.float64).log() > before - total(energy, momenta):
+                saved, forces, energy = kept
+                for weight, old in zip(weights, saved, strict=True):
+                    weight.copy_(old)
+
+
+def hmc_case(num_chains: int) -> Callable[[], Contenders]:
+    """Chains with one step size and one length of trajectories; only the time of training counts."""
+
+    def build() -> Contenders:
+        x, y = uci_data()
+        method = pm.methods.HMC(
+            num_chains,
+            PRIOR_STD,
+            samples=4,
+            burn_in=1e-9,  # one pass, which finds the first force: the step size is not adapted
+            descent=0,
+            step_size=STEP,
+            trajectory=STEP * (LEAPS - 0.5),  # rounded up
+            jitter=0.0,
+        )
+        data = pm.ArrayData(x, y, batch_size=len(x))
+
+        def ours():
+            posterior = pm.fit(
+                method,
+                uci_mlp,
+                data,
+                likelihood="heteroscedastic_gaussian",
+                epochs=1 + TRANSITIONS * LEAPS,
+                backend="vmap",
+                progress=False,
+            )
+            found = posterior.record["findings"][0]
+            assert (found["transitions"], found["leapfrog_steps"]) == (TRANSITIONS, LEAPS)
+            return posterior.record["training_seconds"]
+
+        def loop():
+            for _ in range(num_chains):
+                leapfrog_chain(uci_mlp(), x, y)
+
+        return {"polymode": ours, "loop": loop}
+
+    return build
+
+
 # --- convolutional networks --------------------------------------------------------------------
 
 
@@ -194,6 +353,28 @@ def convolution_case(
         return {"polymode": ours, "loop, NCHW": loop(False), "loop, by hand": loop(True)}
 
     return build
+
+
+def chain_case() -> Contenders:
+    """A chain of trainings of two epochs each, beside the same epochs of one network without any prior."""
+    torch.manual_seed(0)
+    x, y = torch.randn(1024, 3, 32, 32), torch.randint(10, (1024,))
+    data, epochs = pm.ArrayData(x, y, batch_size=128), 4
+
+    def ours(method):
+        return Fit(method, pm.models.resnet20, data, "categorical", epochs)
+
+    def loop():
+        module = pm.models.resnet20().to(memory_format=torch.channels_last)
+        adam = torch.optim.Adam(module.parameters(), fused=True)
+        batches = in_memory_batches(x.contiguous(memory_format=torch.channels_last), y, 128)
+        train_alone(module, batches, F.cross_entropy, epochs, adam)
+
+    return {
+        "polymode": ours(sequential_anchored(1, first_epochs=2)),
+        "loop, by hand": loop,
+        "Single in fit": ours(pm.methods.Single()),
+    }
 
 
 def convolution_flops(factory: Callable[[], nn.Module], num_examples: int) -> Callable[[], float]:
@@ -260,6 +441,33 @@ CASES = {
         {"loop, NCHW": 1.3, "loop, by hand": 0.97},
         flops=convolution_flops(pm.models.resnet20, 2560),
     ),
+    "chain": Case(
+        "a sequential chain of ResNet-20s, two trainings of 2 epochs, 1,024 images, batch 128",
+        chain_case,
+        {"loop, by hand": 0.952, "Single in fit": 0.952},  # at most 1.05 times their seconds an epoch
+        flops=convolution_flops(pm.models.resnet20, 4 * 1024),
+        repeats=2,
+        work=(4, "epochs"),
+    ),
+}
+CASES |= {
+    f"chains{count}": Case(
+        f"{count} sequential chains of an MLP (8-50-2, batch 58, 512 rows), {1 + NUM_SHORT} trainings each",
+        stacked_chains_case(count),
+        {"fits, one after another": 2.0},
+        repeats=2,
+        work=(count * (FIRST + 2 * NUM_SHORT), "epochs"),
+    )
+    for count in (2, 5, 10, 20)
+}
+CASES |= {
+    f"hmc{count}": Case(
+        f"HMC of the same MLP, full batch: {count} × {TRANSITIONS} trajectories of {LEAPS} leaps",
+        hmc_case(count),
+        {"loop": 2.0} if count > 1 else {},
+        work=(count * (1 + TRANSITIONS * LEAPS), "gradients"),
+    )
+    for count in (1, 3, 8, 16)
 }
 
 
@@ -268,8 +476,8 @@ CASES = {
 
 def _timed(job: Callable[[], object]) -> float:
     began = time.perf_counter()
-    job()
-    return time.perf_counter() - began
+    counted = job()
+    return counted if isinstance(counted, float) else time.perf_counter() - began
 
 
 def _peak_memory(case: str, contender: str, queue: multiprocessing.Queue) -> None:
@@ -314,6 +522,10 @@ def measure(name: str, case: Case) -> dict:
         }
         for contender, seconds in best.items()
     ]
+    if case.work is not None:
+        amount, unit = case.work
+        for row in rows:
+            row |= {f"{unit}_per_second": amount / row["seconds"]}
     result = {"case": name, "title": case.title, "rows": rows}
     if isinstance(contenders["polymode"], Fit):
         ours = contenders["polymode"]
@@ -328,7 +540,9 @@ def show(result: dict) -> None:
     from rich.table import Table
 
     table = Table(title=result["title"], title_justify="left")
-    for column in ("contender", "seconds", "time / polymode", "goal", "peak memory, MB"):
+    rates = [key for key in result["rows"][0] if key.endswith("_per_second")]
+    columns = ["contender", "seconds", "time / polymode", "goal", "peak memory, MB"]
+    for column in columns + [rate.replace("_per_second", " / s") for rate in rates]:
         table.add_column(column, justify="left" if column == "contender" else "right")
     for row in result["rows"]:
         goal = row["goal"]
@@ -339,26 +553,30 @@ def show(result: dict) -> None:
             f"{row['ratio']:.2f}",
             verdict,
             f"{row['peak_memory_mb']:.0f}",
+            *[f"{row[rate]:,.4g}" for rate in rates],
         )
     if "limit_seconds" in result:
         limit, ours = result["limit_seconds"], result["rows"][0]["seconds"]
         table.add_row("arithmetic limit", f"{limit:.3f}", f"{limit / ours:.2f}", "", "")
     if "backend" in result:
-        table.caption = (
-            f"backend {result['backend']}, chosen in {result['choice_seconds']:.2f} s (once a run)"
-        )
+        table.caption = f"backend {result['backend']}"
+        if result["choice_seconds"]:
+            table.caption += f", chosen in {result['choice_seconds']:.2f} s (once a run)"
     Console(width=100).print(table)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--cases", default=",".join(CASES), help="comma-separated: " + ", ".join(CASES))
+    parser.add_argument(
+        "--cases", default=",".join(CASES), help="comma-separated, * for any: " + ", ".join(CASES)
+    )
     parser.add_argument("--json", help="also write the results to this file")
     options = parser.parse_args()
-    names = options.cases.split(",")
-    unknown = [name for name in names if name not in CASES]
+    patterns = options.cases.split(",")
+    unknown = [pattern for pattern in patterns if not any(fnmatchcase(name, pattern) for name in CASES)]
     if unknown:
         parser.error(f"unknown case {unknown[0]!r}; known: {', '.join(CASES)}")
+    names = [name for name in CASES if any(fnmatchcase(name, pattern) for pattern in patterns)]
     results = []
     for name in names:
         results.append(measure(name, CASES[name]))

@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "docs/guide.md", "docs/own-loop.md", "docs/data.md"]
+PAGES += [f"docs/methods/{name}.md" for name in ("anchored", "sequential_anchored", "hmc")]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 

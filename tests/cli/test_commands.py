@@ -47,11 +47,81 @@ def the_line(result):
     return lines[0]
 
 
+# --- reference ---------------------------------------------------------------------------------------
+
+
+GAP = ["--data", "gap_regression", "--set", "model.hidden=[4]", "--likelihood", "fixed_gaussian"]
+
+
+def test_a_reference_is_made_judged_and_compared_with(tmp_path):
+    """Classes: what HMC predicts, the verdict about it, and the distance of methods to it."""
+    wide = ["--set", "hmc.prior_std=1.0", "--set", "hmc.samples=40"]
+    made = polymode(
+        "reference", *MOONS, *wide, "--passes", 1500, "--run", "hmc", "--out", "r.npz", cwd=tmp_path
+    )
+    assert "fit as a reference   yes" in made.stdout
+    assert "120" in made.stdout  # samples of three chains
+    assert (tmp_path / "r.npz").exists()
+    shown = polymode("reference", "--show", "r.npz", cwd=tmp_path).stdout
+    assert "1000 × 2" in shown
+    assert "two_moons" in shown
+    again = polymode(
+        "reference", *MOONS, *wide, "--passes", 1500, "--run", "hmc", "--out", "s.npz", cwd=tmp_path
+    )
+    assert "read back" in again.stderr  # not sampled again
+    first, second = (np.load(tmp_path / name)["probabilities"] for name in ("r.npz", "s.npz"))
+    assert np.array_equal(first, second)
+
+    options = [*MOONS, "--budget", 20, "--seeds", 2, "--run", "out"]
+    methods = ["--methods", "single,hmc", "--set", "all.prior_std=1.0", "--set", "hmc.samples=20"]
+    plain = polymode("compare", *options, *methods, cwd=tmp_path)
+    assert "TV" not in plain.stdout
+    # The same runs, judged again.
+    compared = polymode("compare", *options, *methods, "--reference", "r.npz", cwd=tmp_path)
+    assert "agreement ↑" in compared.stdout
+    assert "TV ↓" in compared.stdout
+    rows = list(csv.DictReader((tmp_path / "out/replicates.csv").open()))
+    assert len(rows) == 4
+    assert all(0 < float(row["agreement"]) <= 1 and 0 < float(row["total_variation"]) < 1 for row in rows)
+    evaluated = polymode("evaluate", "out/single", "--reference", "r.npz", cwd=tmp_path)
+    assert "total variation distance to the reference" in evaluated.stdout
+    other = [*options[:-2], "--set", "data.noise=0.5", "--run", "other", *methods]
+    refused = polymode("compare", *other, "--reference", "r.npz", cwd=tmp_path, code=1)
+    assert "about other test points" in refused.stderr
+    assert not (tmp_path / "other").exists()  # nothing was trained
+
+
+def test_a_sample_that_has_not_mixed_is_no_reference_unless_forced(tmp_path):
+    short = ["--passes", 12, "--run", "hmc"]
+    refused = polymode("reference", *GAP, *short, cwd=tmp_path, code=1)
+    assert "This sample is no reference" in refused.stderr
+    assert "fit as a reference" in refused.stdout
+    assert not list(tmp_path.glob("**/reference.npz"))
+    forced = polymode("reference", *GAP, *short, "--force", cwd=tmp_path)
+    assert "hmc/reference.npz" in forced.stdout
+    shown = polymode("reference", "--show", "hmc/reference.npz", cwd=tmp_path).stdout
+    assert "NO: " in shown
+    compared = polymode(
+        "compare",
+        *GAP,
+        "--methods",
+        "anchored",
+        "--budget",
+        10,
+        "--reference",
+        "hmc/reference.npz",
+        cwd=tmp_path,
+    )
+    assert "W1 ↓" in compared.stdout
+    assert "W2 ↓" in compared.stdout
+
+
 # --- compare -----------------------------------------------------------------------------------------
 
 
 def test_compare_prints_tables_and_writes_everything(tmp_path):
-    result = polymode("compare", *MOONS, "--budget", 10, "--seeds", 2, "--run", "out", cwd=tmp_path)
+    two = ["--methods", "single,deep_ensemble"]
+    result = polymode("compare", *MOONS, *two, "--budget", 10, "--seeds", 2, "--run", "out", cwd=tmp_path)
     assert "gain over single, and price" in result.stdout
     assert "out/report.html" in result.stdout
     assert "two_moons: 2 classes (upper, lower) of 'moon', 100 to train on, 1000 to test on" in result.stderr
@@ -80,7 +150,9 @@ def test_compare_prints_tables_and_writes_everything(tmp_path):
         assert float(next(csv.DictReader(file))["nll"]) == pytest.approx(np.mean(values))
     # The same command reads back; another method joins; another budget is refused.
     before = (out / "single/manifest.json").stat().st_mtime_ns
-    again = polymode("compare", *MOONS, "--budget", 10, "--seeds", 2, "--run", "out", "--quiet", cwd=tmp_path)
+    again = polymode(
+        "compare", *MOONS, *two, "--budget", 10, "--seeds", 2, "--run", "out", "--quiet", cwd=tmp_path
+    )
     assert again.stdout.splitlines()[3:5] == result.stdout.splitlines()[3:5]
     assert again.stderr == ""
     assert (out / "single/manifest.json").stat().st_mtime_ns == before
@@ -111,7 +183,9 @@ def test_compare_all_runs_every_method_that_is_no_reference(tmp_path):
     from polymode.methods import METHODS
 
     result = polymode(
-        "compare", *MOONS, "--methods", "all", "--budget", 10, "--seeds", 1, "--json", cwd=tmp_path
+        *("compare", *MOONS, "--methods", "all", "--budget", 10, "--seeds", 1, "--json"),
+        *("--set", "sequential_anchored.walk.step=3"),
+        cwd=tmp_path,
     )
     found = [row["method"] for row in json.loads(result.stdout)["rows"]]
     assert found == [name for name, method in METHODS.items() if not method.reference]

@@ -37,6 +37,15 @@ def polymode(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (["reference", "--passes", "1"], 2, "--passes must be at least 2, got 1"),
+        (["reference", "--out", "r.json"], 2, "must end in .npz"),
+        (["reference", "--seeds", "2"], 2, "a reference is one sample"),
+        (["reference", "--data", "gap_regression", "--likelihood", "bernoulli"], 2, "classes or numbers"),
+        (["reference", "--show", "none.npz"], 1, "There is no reference none.npz"),
+        (["compare", "--reference", "none.npz"], 1, "There is no reference none.npz"),
+        (["compare", "--processes", "0"], 2, "--processes must be at least 1"),
+        (["compare", "--set", "anchored.prior_std=0"], 1, "prior_std must be a positive number, got 0"),
+        (["compare", "--set", "sequential_anchored.walk.step=-1"], 1, "must be a positive number, got -1"),
         (["compaer"], 2, "Unknown command 'compaer'. Did you mean 'compare'"),
         (["compare", "--methods", "deep_ensembel"], 2, "Did you mean 'deep_ensemble'"),
         (["compare", "--data", "digitz"], 2, "Did you mean 'digits'"),
@@ -109,6 +118,24 @@ def test_errors_of_the_users_own_code_name_their_kind(tmp_path, polymode, monkey
     (tmp_path / "here/broken_shop.py").write_text("def load():\n    return 1 / 0\n")
     line = polymode("compare", "--data", "broken_shop:load", code=1)
     assert line == "polymode compare: ZeroDivisionError: division by zero --debug shows where."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["compare", "--budget", "20", "--set", "sequential_anchored.first_epochs=50"],
+            "A budget of 20 member-epochs is shorter than the first training of a chain, first_epochs=50",
+        ),
+        (["train", "--method", "hmc", "--model", "mlp", "--set", "model.batch_norm=true"], "BatchNorm"),
+    ],
+)
+def test_what_a_method_refuses_is_told_before_any_training(capsys, polymode, tmp_path, arguments, message):
+    assert main(arguments) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert message in lines[-1]
+    assert len(lines) == 2  # what was understood of the data, and the error
+    assert not list(tmp_path.glob("here/runs/*/*/posterior-0"))
 
 
 def test_a_device_that_is_not_there(polymode):

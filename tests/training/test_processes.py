@@ -104,8 +104,8 @@ from cases import BY_NAME
 from training.test_processes import METHOD, network
 if __name__ == "__main__":
     pm.fit(
-        METHOD, network, BY_NAME["mlp"].data(400, batch_size=2), likelihood="categorical", epochs=10, processes=2,
-        run_dir={folder!r}, resume=True, backend="loop", progress=False, checkpoint_seconds=0.1,
+        METHOD, network, BY_NAME["mlp"].data(400, batch_size=2), likelihood="categorical", epochs=10,
+        processes=2, run_dir={folder!r}, resume=True, backend="loop", progress=False, checkpoint_seconds=0.1,
     )
 """
 

@@ -1,6 +1,7 @@
 """The command line: ``polymode COMMAND [options]``, one file a command."""
 
 import importlib
+import json
 import shlex
 import signal
 import sys
@@ -57,7 +58,7 @@ def _run(arguments: list[str]) -> int:
     command = arguments[0]
     if command not in COMMANDS:
         raise unknown_name("command", command, COMMANDS)
-    warnings.showwarning = _show_warning
+    warnings.showwarning = _write_warning if "--json" in arguments else _show_warning
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a termination ends as cleanly as Ctrl-C
     from polymode.cli.options import parse
 
@@ -86,6 +87,10 @@ def _one_line(error: Exception, *, debug: bool) -> str:
     hint = "" if debug else " --debug shows where."
     kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
     return f"{kind}{text}{hint}"
+
+
+def _write_warning(message: Warning | str, *rest: object, **more: object) -> None:
+    print(json.dumps({"message": " ".join(str(message).split())}), file=sys.stderr)
 
 
 def _show_warning(message: Warning | str, *rest: object, **more: object) -> None:

@@ -74,10 +74,11 @@ def compare(
     replicates = [Replicate(i, seed, split) for i, split in enumerate(task.splits) for seed in seeds]
     if reference is not None:
         check_reference(reference, task)
+    # All of them before any is trained: a budget that one cannot be fitted with is told at once.
+    sizes = {label: method.for_budget(budget) for label, method in methods.items()}
     _claim(folder, options or {})
     results = []
-    for label, method in methods.items():
-        sized, epochs = method.for_budget(budget)
+    for label, (sized, epochs) in sizes.items():
         posteriors = fit_replicates(
             sized,
             model,
@@ -231,7 +232,8 @@ def _claim(folder: Path, options: Mapping[str, Any]) -> None:
     """Take a folder for this comparison; one that belongs to another is refused."""
     if (folder / MANIFEST).exists():
         saved = read_json(folder / MANIFEST, "comparison")["options"]
-        for key in sorted((saved.keys() | options.keys()) - {"methods"}):
+        # An option that the folder does not know came with a later version: its run tells whether it fits.
+        for key in sorted((saved.keys() & options.keys()) - {"methods"}):
             if saved.get(key) != options.get(key):
                 raise CheckpointError(
                     f"{folder} belongs to another comparison: its {key} is {saved.get(key)}, now it is "

@@ -38,7 +38,8 @@ class HMC(Method):
     target_acceptance: the rate that the step size is found for. step_size: where the search begins, in
     units of s; None takes it from the number of observations. trajectory: length in units of s; None means
     (π/2)·√T, a quarter of the prior's period. jitter: trajectories vary by this share, so that no
-    direction's period fits into them. temperature: T.
+    direction's period fits into them. temperature: T; below 1 the posterior
+    is sharpened.
     """
 
     name: ClassVar[str] = "hmc"
@@ -116,14 +117,14 @@ class HMC(Method):
         descent = min(self.descent, burn_in // 3)
         burn_in -= descent
         longest = max(1, burn_in // LEAST_TRANSITIONS)
+        likelihood = problem.objective()  # the prior's part of the force is known in closed form
 
         def passes(name: str, number: int, size: int, adapt: bool, **hooks: Any) -> Phase:
             def step(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
                 leapfrog = _Leapfrog(self, stds, state, batches, objective, longest if adapt else None)
                 return leapfrog.run(size)
 
-            objective = problem.objective()  # the prior's part of the force is known in closed form
-            return Phase(name, number, objective, step, batches="full", cost=size, **hooks)
+            return Phase(name, number, likelihood, step, batches="full", cost=size, **hooks)
 
         def settle(state: State) -> None:
             """Take the averaged step size, and begin again at the last state that was accepted."""
@@ -136,8 +137,8 @@ class HMC(Method):
             kept = state.members.stacked | under("kept.", state.own)
             state.finished.append(replace(state.members, stacked=kept))
 
-        objective = problem.objective(gaussian_prior(stds))
-        descending = Phase("descent", descent, objective, optimizers={"all": Over(self.optimizer)})
+        posterior = problem.objective(gaussian_prior(stds))
+        descending = Phase("descent", descent, posterior, optimizers={"all": Over(self.optimizer)})
         whole, rest = divmod(burn_in, BLOCK)
         burning = [passes("burn_in", whole, BLOCK, adapt=True)] if whole else []
         burning += [passes("burn_in", 1, rest, adapt=True)] if rest else []
@@ -186,6 +187,7 @@ class _Leapfrog:
         self.method, self.stds, self.state = method, stds, state
         self.batches, self.objective, self.longest = batches, objective, longest
         self.counts = objective.observations(batches, state)
+        self.num_observations = self.counts.sum(0)
         self.common = state.common
         self.weights = {name: state.members.stacked[name] for name in stds}
         self.momentum, self.force = under("momentum.", state.own), under("force.", state.own)
@@ -203,46 +205,49 @@ class _Leapfrog:
             self._begin(self.common["left"] == 0)
             stretch = min(num_passes, int(self.common["left"].min()))
             step = self.common["log_step"].exp()
-            for _ in range(stretch - 1):
-                losses = self._leap(step)
+            drift = {name: _rows(step * std, self.momentum[name]) for name, std in self.stds.items()}
+            self._whole_steps(step, drift, stretch - 1)
             self.common["left"] -= stretch
             self.common["passes"] += stretch
             num_passes -= stretch
             ending = self.common["left"] == 0
-            losses = self._leap(step, ending)
+            self._drift(drift)
+            losses = self._arrive(ending)
+            self._kick(torch.where(ending, step / 2, step))  # the last kick of a trajectory is half of one
             self._decide(ending)
         assert losses is not None
         return losses
 
-    def _leap(self, step: Tensor, ending: Tensor | None = None) -> Tensor:
-        """θ ← θ + ε s p, then p ← p + ε f(θ); the last kick of a trajectory is half of one."""
-        for name, std in self.stds.items():
-            self.weights[name].addcmul_(_rows(step * std, self.momentum[name]), self.momentum[name])
-        if ending is not None:
-            losses = self._arrive(ending)
-            self._kick(torch.where(ending, step / 2, step))
-            return losses
-        losses, gradients = self._gradients()
+    def _whole_steps(self, step: Tensor, drift: Tensors, number: int) -> None:
+        """θ ← θ + ε s p, then p ← p − ε s ∇U(θ), so often; most of the time goes here."""
         temperature = self.method.temperature
-        for name, std in self.stds.items():  # the same kick, without keeping the force
-            momentum = self.momentum[name]
-            momentum.addcmul_(_rows(step * (-1 / (std * temperature)), momentum), self.weights[name])
-            momentum.addcmul_(_rows(step * (-std / temperature), momentum), gradients[name])
-        return losses
+        of_prior, of_data = (
+            {name: _rows(factor(std), self.momentum[name]) for name, std in self.stds.items()}
+            for factor in (
+                lambda std: -step / (std * temperature),
+                lambda std: -step * std * self.num_observations / temperature,
+            )
+        )
+        for _ in range(number):
+            self._drift(drift)
+            _, gradients = self.objective.means(self.state, self.batches, self.counts)
+            for name, momentum in self.momentum.items():
+                momentum.addcmul_(of_prior[name], self.weights[name]).addcmul_(of_data[name], gradients[name])
 
-    def _gradients(self) -> tuple[Tensor, Tensors]:
-        return self.objective.over_rounds(self.state, self.batches, self.counts)
+    def _drift(self, factors: Tensors) -> None:
+        for name, momentum in self.momentum.items():
+            self.weights[name].addcmul_(factors[name], momentum)
 
     def _arrive(self, where: Tensor) -> Tensor:
         """The force f = −s ∇U at the present weights, and the potential energy where it is needed."""
         temperature = self.method.temperature
-        losses, gradients = self._gradients()
+        losses, gradients = self.objective.means(self.state, self.batches, self.counts)
         for name, std in self.stds.items():
             force = self.force[name]
             torch.mul(self.weights[name], -1 / (std * temperature), out=force)
-            force.sub_(gradients[name], alpha=std / temperature)
+            force.addcmul_(_rows(self.num_observations, force), gradients[name], value=-std / temperature)
         if bool(where.any()):
-            potential = losses * self.counts.sum(0)
+            potential = losses * self.num_observations
             for name, std in self.stds.items():
                 potential = potential + _sum_of_squares(self.weights[name]) / (2 * std**2)
             self.common["potential"].copy_(potential / temperature)

@@ -50,8 +50,9 @@ class SequentialAnchored(Method):
     chains: run side by side, each from its own start. prior_std: s, one number, numbers by pattern of the
     weights' names, or ``priors.FanIn``. walk: how the anchor moves, one of ``samplers``. first_epochs: of the
     long training; None means 100, or half of a chain's epochs where they are fewer than 200; epochs that do
-    not fill a short training are added to it. short_epochs: of each short one. optimizer, schedule: of the
-    long training. short_optimizer, short_schedule: of the short ones; None means the same. restart: begin
+    not fill a short training are added to it. short_epochs: of each short one. optimizer: of the long
+    training. schedule: of its learning rate. short_optimizer: of the short trainings; None means the same.
+    short_schedule: of theirs; None means the same. restart: begin
     every training with a fresh optimiser and its schedule from the top; False carries the optimiser on at
     the rate that the first schedule ended with. keep: "last", "best" (by validation) or a ``KeepBest``.
     """

@@ -74,7 +74,7 @@ class GuidedWalk(Walk):
     step: standard deviation of a step, in units of s.
     """
 
-    step: float = 0.1
+    step: float = 0.2
 
     def __post_init__(self) -> None:
         require_positive("GuidedWalk(step=...)", self.step)
@@ -105,7 +105,7 @@ class RandomWalk(Walk):
     step: standard deviation of a step, in units of s. It diffuses: twice the way takes four times the steps.
     """
 
-    step: float = 0.1
+    step: float = 0.2
 
     def __post_init__(self) -> None:
         require_positive("RandomWalk(step=...)", self.step)
@@ -128,7 +128,7 @@ class Autoregressive(Walk):
     step: standard deviation of what is new in a step, in units of s; 1 gives independent draws.
     """
 
-    step: float = 0.1
+    step: float = 0.2
 
     def __post_init__(self) -> None:
         if require_positive("Autoregressive(step=...)", self.step) > 1:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from polymode.priors import Penalty
 from polymode.seeds import global_seed
 from polymode.surgery import seed_buffers
 from polymode.training.batches import Batch, Piece
-from polymode.trees import Tree, map_tree
+from polymode.training.recording import Recording, record
+from polymode.trees import Tree, leaves, map_tree
 
 if TYPE_CHECKING:
     from polymode.training.state import State
@@ -66,6 +67,9 @@ class Objective:
     penalty: Penalty | None = None
     realise: Callable[[Tensors, Tree], Tensors] | None = None
     _seeds: tuple[str, ...] = field(init=False)
+    _recordings: dict[Any, Recording | None] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_seeds", tuple(seed_buffers(self.network.module)))
@@ -146,26 +150,57 @@ class Objective:
                 groups.copy_(torch.as_tensor(each, dtype=torch.float64).reshape(-1, 1))
         return found.to(self.execution.device)
 
-    def over_rounds(
-        self, state: "State", batches: Sequence[Batch], observations: Tensor
-    ) -> tuple[Tensor, Tensors]:
-        """Mean losses [M] over several batches, and the *sums* over observations of stacked gradients.
+    def means(self, state: "State", batches: Sequence[Batch], observations: Tensor) -> tuple[Tensor, Tensors]:
+        """Mean losses [M] and stacked gradients over the observations of several batches, unchecked.
 
-        observations: what ``observations`` gives for the batches. Nothing is checked: where a loss is not
-        finite, so is its mean.
+        observations: what ``observations`` gives for the batches. For networks without noise and running
+        statistics.
         """
+        if len(batches) == 1:
+            losses, gradients = self._without_side_effects(state, batches[0])
+            return losses, gradients.stacked
+        shares = observations / observations.sum(0)
         total = torch.zeros_like(observations[0])
         sums: Tensors = {}
-        for batch, counts in zip(batches, observations, strict=True):
-            losses, gradients = self.losses_and_gradients(state, batch, check=False)
-            total += torch.where(counts > 0, counts * losses, 0.0)
+        for batch, share in zip(batches, shares, strict=True):
+            losses, gradients = self._without_side_effects(state, batch)
+            total += torch.where(share > 0, share * losses, 0.0)
             for name, gradient in gradients.stacked.items():
-                rows = counts.to(gradient.dtype).reshape(-1, *[1] * (gradient.ndim - 1))
-                weighted = (
-                    torch.where(rows > 0, rows * gradient, 0.0) if len(batches) > 1 else rows * gradient
-                )
+                rows = share.to(gradient.dtype).reshape(-1, *[1] * (gradient.ndim - 1))
+                weighted = torch.where(rows > 0, rows * gradient, 0.0)
                 sums[name] = sums[name] + weighted if name in sums else weighted
-        return total / observations.sum(0), sums
+        return total, sums
+
+    def _without_side_effects(self, state: "State", batch: Batch) -> tuple[Tensor, Gradients]:
+        """As ``losses_and_gradients``, unchecked; of a network without noise and running statistics.
+
+        What vmap and autograd do for it is recorded at the first call and replayed from then on: over the
+        thousands of passes of a sampler their bookkeeping costs as much as the arithmetic of a small network.
+        """
+        members, [piece, *others] = state.members, batch.pieces
+        everything = piece.groups == slice(0, members.num_groups) and not others and not members.shared
+        if self.execution.backend != "vmap" or not everything or self.reads_own or self._seeds:
+            return self.losses_and_gradients(state, batch, check=False)
+        examples = {"inputs": piece.inputs, "targets": piece.targets}
+        if piece.weights is not None:
+            examples["weights"] = piece.weights
+        counts = self.execution.num_observations
+
+        def evaluate(stacked: Tensors, examples: Tree) -> tuple[Tensor, Tensors]:
+            now = replace(members, stacked=stacked)
+            losses, gradients = self._vectorised(now, {}, examples, counts, has_groups=piece.has_groups)
+            return losses, gradients.stacked
+
+        arguments = (members.stacked, examples)
+        key = (piece.has_groups, *((t.shape, t.dtype, t.device) for t in leaves(arguments)))
+        if key not in self._recordings:
+            self._recordings[key] = record(evaluate, arguments)
+        recording = self._recordings[key]
+        if recording is None:
+            return self.losses_and_gradients(state, batch, check=False)
+        state.gradient_examples.add_(piece.batch_size * members.group_size)
+        losses, gradients = recording(arguments)
+        return losses, Gradients(gradients, {})
 
     def _empty(self, members: Members) -> Gradients:
         return Gradients(

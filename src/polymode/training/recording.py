@@ -1,0 +1,53 @@
+"""Recording what a function of tensors does, operation by operation, to replay it without Python's share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.trees import Tree, leaves, map_tree
+
+Recording = Callable[[Tree], Any]
+
+
+def record(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recording | None:
+    """Record ``function(*arguments)`` for tensors of these shapes; None where that is not possible.
+
+    The recording must give what the function gives, to the last bits, or it is not used.
+    """
+    places: list[Tensor] = list(leaves(arguments))
+    shape_of_result: list[Any] = []
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        values = iter(tensors)
+        result = function(*map_tree(lambda _: next(values), arguments))
+        shape_of_result[:] = [map_tree(lambda _: None, result)]
+        return list(leaves(result))
+
+    try:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        graph = make_fx(flat)(*places)
+        with torch.no_grad():
+            replayed = graph(*places)
+    except Exception:  # whatever a module does that cannot be recorded: it is run as it is
+        return None
+    directly = flat(*places)
+    if not all(map(torch.equal, replayed, directly)):
+        return None
+
+    def replay(arguments: Tree) -> Any:
+        with torch.no_grad():
+            values = iter(graph(*leaves(arguments)))
+        return _filled(shape_of_result[0], values)
+
+    return replay
+
+
+def _filled(shape: Any, values: Any) -> Any:
+    if isinstance(shape, dict):
+        return {key: _filled(part, values) for key, part in shape.items()}
+    if isinstance(shape, tuple | list):
+        return type(shape)(_filled(part, values) for part in shape)
+    return next(values)

@@ -1,6 +1,6 @@
 """``polymode reference``: sample the posterior itself, and keep what it predicts to judge others by."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -74,7 +74,7 @@ def run(options: ReferenceOptions) -> None:
         [posterior] = fit_replicates(
             method,
             job.model,
-            [Replicate(0, options.seed, job.task.splits[0])],
+            [Replicate(0, options.seed, replace(job.task.splits[0], validation=None))],  # nothing is chosen
             folder,
             likelihood=likelihood,
             epochs=options.passes,

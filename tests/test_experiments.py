@@ -1,0 +1,43 @@
+"""Configs of the experiments: the command line takes each of them, and budgets are divided as in the papers."""
+
+from pathlib import Path
+
+import pytest
+
+from polymode.cli.compare import ABOUT, CompareOptions
+from polymode.cli.jobs import make_methods, wanted_methods
+from polymode.cli.options import parse
+from polymode.data.catalogue import DATA
+from polymode.models import MODELS
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+PAPER_000 = sorted((EXPERIMENTS / "sequential_anchored").glob("*.yaml"))
+
+
+def read(path):
+    options = parse(CompareOptions, "compare", ABOUT, ["--config", str(path)])
+    return options, make_methods(wanted_methods(options.methods, ()), options.set, {})
+
+
+@pytest.mark.parametrize("path", PAPER_000, ids=lambda p: p.stem)
+def test_tables_1_and_2_of_paper_000(path):
+    options, methods = read(path)
+    assert options.data in DATA
+    assert options.model in MODELS
+    assert path.stem.endswith(f"-{options.budget:g}")
+    anchored, epochs = methods["anchored"].for_budget(options.budget)
+    assert (anchored.num_members, epochs) == (options.budget / 100, 100)
+    chain, epochs = methods["sequential_anchored"].for_budget(options.budget)
+    first, num_short = chain.lengths(epochs)
+    assert first == 100
+    short = 5 if "energy" in path.stem else 2
+    expected = {200: (1, 100), 500: (2, 150), 1000: (3, 232 if short == 2 else 230), 10_000: (10, 900)}
+    assert (chain.chains, num_short * chain.short_epochs) == expected[int(options.budget)]
+    assert chain.short_epochs == short
+    assert anchored.prior_std == chain.prior_std
+    assert anchored.optimizer == chain.optimizer
+
+
+def test_all_rows_are_there():
+    names = ("cifar10", "cifar10-shifted", "imdb", "dermamnist", "energy-gap")
+    assert {p.stem for p in PAPER_000} == {f"{n}-{b}" for n in names for b in (200, 500, 1000, 10_000)}

@@ -1,4 +1,4 @@
-"""Configs of the experiments: the command line takes each of them, and budgets are divided as in the papers."""
+"""Configs of the experiments: the command line takes each, and budgets are divided as in the papers."""
 
 from pathlib import Path
 

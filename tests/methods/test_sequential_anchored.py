@@ -130,6 +130,14 @@ def test_a_small_budget_is_divided_in_halves_unless_the_first_training_is_given(
     assert split_budget(150) == (1, 25)
 
 
+def test_a_number_of_chains_that_is_given_is_kept():
+    method, epochs = SequentialAnchored(chains=4).for_budget(200)
+    assert (method.chains, method.lengths(epochs)) == (4, (25, 12))
+    with pytest.raises(InputError, match="the first training of each of 3 chains, first_epochs=100"):
+        SequentialAnchored(chains=3, first_epochs=100).for_budget(200)
+    assert SequentialAnchored().num_chains == 1
+
+
 def test_epochs_left_over_go_into_the_first_training():
     assert SequentialAnchored(first_epochs=4, short_epochs=3).lengths(12) == (6, 2)
 

@@ -99,6 +99,18 @@ def _ratio(result: Result, first: Result, key: str) -> str:
     return f"×{result.price[key] / first.price[key]:.2g}" if first.price[key] else "–"
 
 
+def findings_lines(chains: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the chains of a posterior said about themselves: a line for each thing, a number a chain."""
+    lines = []
+    for name in chains[0] if chains else ():
+        values = [f"{chain[name]:.4g}" if chain[name] is not None else "–" for chain in chains]
+        shown = (
+            values[0] if len(set(values)) == 1 else ", ".join(values[:10]) + (", …" if values[10:] else "")
+        )
+        lines.append(f"{name.replace('_', ' '):<16} {shown}{' of each chain' if len(chains) > 1 else ''}")
+    return lines
+
+
 def posterior_table(title: str, likelihood: Likelihood, scores: Sequence[Mapping[str, float]]) -> Table:
     """The scores that a comparison shows, the mean over posteriors with its standard error."""
     table = Table(title=title, title_justify="left", show_header=False, box=SIMPLE_HEAD, pad_edge=False)

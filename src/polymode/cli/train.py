@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from polymode.cli.jobs import JobOptions, how_to_run, load_job, make_methods, observer_maker, run_folder
 from polymode.cli.options import UsageError, config_of, option
-from polymode.cli.output import console, posterior_table, print_json, reporter_of, say
+from polymode.cli.output import console, findings_lines, posterior_table, print_json, reporter_of, say
 from polymode.comparison import Replicate, fit_replicates, judge_all
 from polymode.likelihoods import make_likelihood
 from polymode.methods import make_method
@@ -80,5 +80,7 @@ def run(options: TrainOptions) -> None:
     title = f"{method.name} on {job.task.name}: {spent:g} member-epochs, test scores"
     scores = [replicate["scores"] for replicate in judged]
     console().print(posterior_table(title, make_likelihood(job.task.likelihood), scores))
+    for line in findings_lines(posteriors[0].record["findings"]):
+        say(options, line)
     say(options, f"run      {folder} (all scores: {folder}/scores.json)")
     say(options, f"next     polymode predict {folder} NEW_DATA --out predictions.csv")

@@ -185,14 +185,15 @@ def test_chains_that_have_mixed_are_told_from_those_that_have_not():
     judged = verdict(bad, data)
     assert not judged.is_fit
     assert any("R-hat" in reason for reason in judged.reasons)
-    diverging = pm.fit(
-        HMC(4, 0.7, samples=60, descent=0, burn_in=0.001, step_size=100.0),
-        linear,
-        data,
-        likelihood=likelihood,
-        epochs=301,
-        progress=False,
-    )
+    with pytest.warns(UserWarning, match="300 of 300 trajectories diverge"):
+        diverging = pm.fit(
+            HMC(4, 0.7, samples=60, descent=0, burn_in=0.001, step_size=100.0),
+            linear,
+            data,
+            likelihood=likelihood,
+            epochs=301,
+            progress=False,
+        )
     words = " ".join(verdict(diverging, data).reasons)
     assert "accepts 0% of its proposals" in words
     assert "100.0% of the trajectories diverge" in words

@@ -21,6 +21,7 @@ from polymode.posteriors import Posterior
 from polymode.trees import Tree, map_tree
 
 MAX_POINTS, MAX_VALUES = 200, 1000
+LEAST_SAMPLES = 4  # of a chain: R-hat compares halves of them
 
 # What a sample must reach to be called a reference. Half of the proposals accepted, hardly any divergence
 # (each marks a place that the chain cannot enter), and chains whose spread between is a small part of that
@@ -45,23 +46,33 @@ class Mixing:
     num_samples: int
 
 
+def import_arviz() -> Any:
+    """ArviZ, which comes with an extra."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it announces its next version
+            import arviz
+    except ModuleNotFoundError:
+        raise InputError("R-hat needs ArviZ: pip install 'polymode[reference]'.") from None
+    return arviz
+
+
 def mixing(posterior: Posterior, data: Data) -> Mixing:
     """Judge the chains of a posterior by their predictions at up to 200 points of some data."""
     values = chain_values(posterior, data)
     if values.shape[0] < 2:
         raise InputError("R-hat compares chains: there is one. Use at least two.")
-    if values.shape[1] < 4:
-        raise InputError(f"R-hat needs at least 4 samples a chain, there are {values.shape[1]}.")
+    if values.shape[1] < LEAST_SAMPLES:
+        raise InputError(
+            f"R-hat needs at least {LEAST_SAMPLES} samples a chain, there are {values.shape[1]}."
+        )
+    arviz = import_arviz()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it announces its next version; constant values give 0/0
-        try:
-            import arviz
-        except ModuleNotFoundError:
-            raise InputError("R-hat needs ArviZ: pip install 'polymode[reference]'.") from None
+        warnings.simplefilter("ignore")  # constant values give 0/0
         dataset = arviz.convert_to_dataset({"value": values})
         rhat = np.asarray(arviz.rhat(dataset).to_array())[0]  # pyright: ignore  # a Dataset for a Dataset
         effective = np.asarray(arviz.ess(dataset).to_array())[0]  # pyright: ignore
-    moving = np.isfinite(rhat)
+    moving = ~np.isnan(rhat)  # infinite where chains are stuck at different values
     if not moving.any():
         return Mixing(np.inf, np.inf, 0.0, 0, values.shape[0], values.shape[1])
     return Mixing(

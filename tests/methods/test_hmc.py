@@ -108,7 +108,7 @@ def test_data_sets_side_by_side_are_sampled_as_if_alone():
 def test_a_large_data_set_is_passed_over_in_pieces(monkeypatch):
     method = HMC(2, 0.7, samples=5)
     whole = fitted(method)
-    monkeypatch.setattr(batches_module, "FULL_ROWS", 6)
+    monkeypatch.setattr(batches_module, "FULL_BYTES", 8 * 3 * 7)  # seven rows
     pieces = fitted(method)
     assert pieces.record["member_epochs"] == whole.record["member_epochs"] == 240
     assert_same(whole, pieces, rtol=1e-6, atol=1e-8)
@@ -124,19 +124,23 @@ def test_weights_of_examples_count_as_multiplicities():
 
 
 def test_the_step_size_meets_the_target_and_chains_on_a_data_set_share_it():
-    # Averaging favours small steps, so that the rate comes out a little above the target.
+    found = {}
     for target in (0.6, 0.9):
         posterior = fitted(HMC(8, 0.7, samples=20, target_acceptance=target), epochs=2500)
         findings = posterior.record["findings"]
         assert len({chain["step_size"] for chain in findings}) == 1
         mean = sum(chain["acceptance"] for chain in findings) / 8
-        transitions = sum(chain["transitions"] for chain in findings)
-        assert -0.05 < mean - target < 0.15, (target, mean, transitions)
+        # A burn-in of a hundred transitions leaves an error of about 0.1 in the rate.
+        assert abs(mean - target) < 0.2
+        found[target] = (findings[0]["step_size"], mean)
+    assert found[0.6][0] > 1.2 * found[0.9][0]
+    assert found[0.6][1] < found[0.9][1]
 
 
 def test_a_diverging_chain_stays_where_it_is_and_says_so():
     method = HMC(2, 0.7, samples=4, descent=0, step_size=1e6, burn_in=0.02)
-    posterior = fitted(method, epochs=50)
+    with pytest.warns(UserWarning, match="accepts 0% of its proposals .* not to be trusted"):
+        posterior = fitted(method, epochs=50)
     for chain in posterior.record["findings"]:
         assert chain["divergences"] == chain["transitions"] > 0
         assert chain["acceptance"] == 0

@@ -134,7 +134,7 @@ def test_sequential_anchored_chains_follow_the_law_of_anchored_ones(walk):
 
 
 def test_trainings_that_are_too_short_are_noticed():
-    """Two epochs a member do not converge: the chain lags behind its anchor, and the test can tell."""
+    """A single small step a member does not converge: the chain lags behind, and the test can tell."""
     _, narrow = laws()
     method = SequentialAnchored(
         chains=150,

@@ -1,8 +1,10 @@
 """Random data of a chain: always the same for it, others for other chains, with the noise that is meant."""
 
+import pytest
 import torch
 
 import polymode as pm
+from polymode.errors import InputError
 from polymode.likelihoods import Categorical, FixedGaussian
 from polymode.training.batches import Batches
 from polymode.training.perturbation import perturbed
@@ -47,13 +49,12 @@ def test_a_chain_sees_the_same_data_in_every_epoch_whatever_the_order_and_batch(
     assert torch.equal(first[:1], seen(likelihood, targets, chains=1)[0])
 
 
-def test_labels_get_exponential_weights_that_multiply_those_of_the_data():
+def test_labels_get_exponential_weights():
     labels = torch.arange(N) % 3
     found, weights = seen(Categorical(), labels)
     assert torch.equal(found, labels.double().expand(3, N))
     assert (weights.mean() - 1).abs() < 4.5 / (3 * N) ** 0.5
     assert (weights.var() - 1).abs() < 4.5 * (8 / (3 * N)) ** 0.5  # fourth central moment 9
     assert weights.min() > 0
-    given = torch.rand(N, dtype=torch.float64)
-    both = seen(Categorical(), labels, weights=given)[1]
-    torch.testing.assert_close(both, weights * given)
+    with pytest.raises(InputError, match="perturb_data=True and sample weights cannot be combined"):
+        seen(Categorical(), labels, weights=torch.ones(N))

@@ -11,7 +11,8 @@ import torch
 
 import polymode as pm
 from cases import BY_NAME
-from polymode.errors import InputError, PolymodeError
+from polymode.errors import CheckpointError, InputError, PolymodeError
+from polymode.training import epochs_of
 from polymode.training.processes import divided
 
 CASE = BY_NAME["mlp"]
@@ -84,7 +85,7 @@ def test_more_processes_than_chains_and_models_that_cannot_travel():
         fitted(processes=4)
     with pytest.raises(InputError, match="processes must be a whole number of at least 1, got 0"):
         fitted(processes=0)
-    with pytest.raises(InputError, match="the model travels to other processes"):
+    with pytest.raises(InputError, match="method and model travel to other processes"):
         fitted(processes=2, model=lambda: network())
     with pytest.raises(InputError, match="observer= and extend= need processes=1"):
         fitted(processes=2, observer=print)
@@ -110,8 +111,10 @@ if __name__ == "__main__":
 """
 
 
-def test_an_interrupted_run_goes_on(tmp_path):
-    """Ctrl-C reaches every process; each keeps what it has done."""
+@pytest.mark.parametrize("to", ["all", "parent"])
+def test_an_interrupted_run_goes_on(tmp_path, to):
+    """Ctrl-C reaches every process, or the first one alone; each keeps what it has done."""
+    data = CASE.data(400, batch_size=2)
     tests = os.path.dirname(os.path.dirname(__file__))
     script = tmp_path / "script.py"
     folder = tmp_path / "run"
@@ -120,12 +123,22 @@ def test_an_interrupted_run_goes_on(tmp_path):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and len(list(folder.glob("processes/*/checkpoint/state-*"))) < 2:
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    if to == "all":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)  # a scheduler tells the first process only
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     assert b"KeyboardInterrupt" in errors
     assert len(list(folder.glob("processes/*/checkpoint/state-*"))) >= 2
     assert not (folder / "posterior-0").exists()
+    for number in (1, 3):
+        with pytest.raises(CheckpointError, match="was begun with processes=2: go on with that number"):
+            fitted(data=data, epochs=10, processes=number, run_dir=folder, resume=True)
     subprocess.run([sys.executable, script], check=True, timeout=120)
-    undisturbed = fitted(data=CASE.data(400, batch_size=2), epochs=10)
+    undisturbed = fitted(data=data, epochs=10, run_dir=tmp_path / "one")
     assert_same(pm.load_posterior(folder, network), undisturbed)
+    several, one = (epochs_of(path) for path in (folder, tmp_path / "one"))
+    assert [e["epochs_done"] for e in several] == [e["epochs_done"] for e in one]
+    assert several[-1]["losses"] == pytest.approx(one[-1]["losses"])
+    assert several[-1]["member_epochs"] == pytest.approx(one[-1]["member_epochs"])

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -130,6 +131,12 @@ def load_reference(spec: str, task: Task) -> Reference | None:
         return None
     reference = Reference.load(spec)
     check_reference(reference, task)
+    judged = reference.about.get("verdict", {})
+    if judged.get("is_fit") is False:
+        warnings.warn(
+            f"{spec} was written by force, it is not fit as a reference: {'; '.join(judged['reasons'])}.",
+            stacklevel=2,
+        )
     return reference
 
 

@@ -6,15 +6,17 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from polymode.cli.compare import CompareOptions
 from polymode.cli.jobs import Job, JobOptions, how_to_run, load_job, make_methods, run_folder
 from polymode.cli.options import UsageError, command_line, config_of, option
 from polymode.cli.output import console, print_json, reporter_of, say
 from polymode.comparison import Replicate, fit_replicates
 from polymode.data import Data
-from polymode.diagnostics import Verdict, verdict
+from polymode.diagnostics import LEAST_SAMPLES, Verdict, import_arviz, verdict
 from polymode.errors import InputError
 from polymode.evaluation import arrays_of, predictive_samples
 from polymode.likelihoods import Categorical, Gaussian, make_likelihood
+from polymode.methods import HMC
 from polymode.posteriors import Posterior
 from polymode.reference import Reference, row_hashes
 from polymode.training.method import describe
@@ -41,6 +43,8 @@ class ReferenceOptions(JobOptions):
         super().__post_init__()
         if self.passes < 2:
             raise UsageError(f"--passes must be at least 2, got {self.passes}; thousands are usual.")
+        if self.tensorboard:
+            raise UsageError("--tensorboard: polymode reference shows its progress here only.")
         if self.seeds != 1:
             raise UsageError(
                 "--seeds: a reference is one sample; its chains are set with --set hmc.chains=4."
@@ -66,7 +70,16 @@ def run(options: ReferenceOptions) -> None:
             "one (--set data.split=0)."
         )
     method = make_methods({"hmc": "hmc"}, options.set, {})["hmc"]
-    identity = config_of(options) | {"model": job.model_name}
+    assert isinstance(method, HMC)
+    if method.chains < 2 or method.lengths(options.passes)[1] < LEAST_SAMPLES:
+        raise UsageError(
+            f"A reference needs at least 2 chains with {LEAST_SAMPLES} samples each to be judged by: raise "
+            "hmc.chains, hmc.samples or --passes."
+        )
+    if isinstance(likelihood, Gaussian) and arrays_of(job.task.splits[0].test)[1][0].numel() != 1:
+        raise UsageError("A reference of numbers is about one output; these targets have several.")
+    import_arviz()  # what judges the chains must be there before they are run
+    identity = config_of(options, without=("ood", "draws")) | {"model": job.model_name}
     folder = run_folder(options.run, "reference", [options.data, job.model_name], identity)
     reporter = reporter_of(options)
     reporter.say(job.described())
@@ -99,14 +112,25 @@ def run(options: ReferenceOptions) -> None:
     if options.json:
         print_json({"reference": str(path), "verdict": judged.config(), "folder": str(folder)})
     say(options, f"reference  {path}")
-    say(options, f"next       polymode compare --data {options.data} --reference {path}")
+    settings = {key: value for key, value in options.set.items() if key in ("data", "model")}
+    again = CompareOptions(
+        data=options.data,
+        model=options.model,
+        likelihood=options.likelihood,
+        set=settings | {"all": {"prior_std": describe(method.prior_std)}},
+        reference=str(path),
+    )
+    say(options, f"next       {command_line('compare', again)}")
 
 
 def _reference(posterior: Posterior, job: Job, judged: Verdict, command: str) -> Reference:
     test: Data = job.task.splits[0].test
     inputs, _ = arrays_of(test)
     if isinstance(posterior.network.likelihood, Gaussian):
-        kind, values = "samples", predictive_samples(posterior, inputs).float()
+        kind, values = (
+            "samples",
+            predictive_samples(posterior, inputs, seed=1).float(),
+        )  # not the methods' noise
     else:
         kind, values = "probabilities", posterior.predict(inputs).mean
     about = {

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from polymode.errors import require_whole, unknown_name
+from polymode.errors import InputError, require_whole, unknown_name
 from polymode.posteriors import Particles, Posterior
 from polymode.priors import ANCHOR, PriorStd, anchored_prior, check_prior_std
 from polymode.samplers import draw_prior
@@ -78,6 +78,11 @@ class Anchored(Method):
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
         likelihood = problem.network.likelihood
+        if self.perturb_data and not problem.replayable:
+            raise InputError(
+                "perturb_data=True gives every example randomness of its own: an IterableDataset does not "
+                "tell them apart. Use ArrayData or a map-style data set."
+            )
 
         def descend_on_own_data(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
             own = [perturbed(batch, state.common["data_seed"], likelihood) for batch in batches]

@@ -1,6 +1,7 @@
 """Full-batch Hamiltonian Monte Carlo: samples of the posterior itself, to judge everything else by."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -21,7 +22,7 @@ from polymode.training.state import under
 
 # A trajectory whose energy has changed by more than this has left the level set it should follow.
 DIVERGED = 1000.0
-BLOCK = 25  # gradient passes between two looks at the clock during burn-in
+BLOCK = 25  # gradient passes, at most, that nothing can interrupt
 LEAST_TRANSITIONS = 40  # of a burn-in: while the step size is unknown, trajectories are cut to allow them
 
 
@@ -92,6 +93,7 @@ class HMC(Method):
         rest = epochs - max(1, round(self.burn_in * epochs))
         kept = min(self.samples, max(1, rest))
         between = max(1, rest // kept)
+        between -= between % _blocks(between)
         return epochs - kept * between, kept, between
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:
@@ -106,7 +108,7 @@ class HMC(Method):
         step = torch.tensor(
             [self.step_size or 0.5 / widest], dtype=torch.float64, device=problem.execution.device
         )
-        counters = ("passes", "left", "energy", "potential", "kept_potential", *COUNTS)
+        counters = ("passes", "blocks", "left", "energy", "potential", "kept_potential", *COUNTS)
         zero = torch.zeros_like(step)
         return State(members, own, DualAveraging.begin(step) | {name: zero.clone() for name in counters})
 
@@ -133,9 +135,13 @@ class HMC(Method):
                 state.common[name].zero_()
             _return_to_kept(state, torch.ones_like(state.common["left"], dtype=torch.bool))
 
+        blocks = _blocks(between)
+
         def keep(state: State) -> None:
-            kept = state.members.stacked | under("kept.", state.own)
-            state.finished.append(replace(state.members, stacked=kept))
+            state.common["blocks"] += 1
+            if int(state.common["blocks"][0]) % blocks == 0:
+                now = state.members.stacked | under("kept.", state.own)
+                state.finished.append(replace(state.members, stacked=now))
 
         posterior = problem.objective(gaussian_prior(stds))
         descending = Phase("descent", descent, posterior, optimizers={"all": Over(self.optimizer)})
@@ -143,7 +149,9 @@ class HMC(Method):
         burning = [passes("burn_in", whole, BLOCK, adapt=True)] if whole else []
         burning += [passes("burn_in", 1, rest, adapt=True)] if rest else []
         burning = [descending, *burning] if descent else burning
-        return [*burning, passes("sample", kept, between, adapt=False, enter=settle, end_epoch=keep)]
+        hooks = {"enter": settle, "end_epoch": keep}
+        sampling = passes("sample", kept * blocks, between // blocks, adapt=False, **hooks)
+        return [*burning, sampling]
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
         return Particles(problem.network, blocks=state.finished.blocks)
@@ -153,8 +161,16 @@ class HMC(Method):
         found = {name: float(state.common[name]) for name in (*COUNTS, "log_step")}
         step = math.exp(found["log_step"])
         transitions = found["transitions"]
+        acceptance = found["accepted"] / transitions if transitions else None
+        if acceptance is not None and transitions >= 10 and acceptance < 0.5:
+            warnings.warn(
+                f"A chain of hmc accepts {acceptance:.0%} of its proposals ({found['divergences']:.0f} of "
+                f"{transitions:.0f} trajectories diverge): its samples are not to be trusted. Raise "
+                "target_acceptance, or give it more passes to find a smaller step.",
+                stacklevel=2,
+            )
         return {
-            "acceptance": found["accepted"] / transitions if transitions else None,
+            "acceptance": acceptance,
             "divergences": int(found["divergences"]),
             "transitions": int(transitions),
             "step_size": step,
@@ -163,6 +179,11 @@ class HMC(Method):
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
         return self, max(2, round(member_epochs / self.chains))
+
+
+def _blocks(passes: int) -> int:
+    """Into how many stretches of equal length some passes are divided."""
+    return -(-passes // BLOCK)
 
 
 COUNTS = ("transitions", "accepted", "divergences")  # of a chain, since burn-in; accepted: sum of the rates
@@ -309,10 +330,12 @@ class _Leapfrog:
             DualAveraging(self.method.target_acceptance).update(self.common, self._mean_rate(rate), ending)
 
     def _mean_rate(self, rate: Tensor) -> Tensor:
-        """The mean over the chains on each data set: they share one step size."""
+        """The mean over the chains on each data set, to the same bits: they share one step size."""
+        means = torch.empty_like(rate)
         data_sets = self.state.members.labels[:, 0].to(rate.device)
-        same = (data_sets[:, None] == data_sets).to(rate.dtype)
-        return same @ rate / same.sum(1)
+        for data_set in data_sets.unique():
+            means[data_sets == data_set] = rate[data_sets == data_set].mean()
+        return means
 
     def _keep(self, where: Tensor) -> None:
         own, common = self.state.own, self.common
@@ -358,6 +381,8 @@ def _check_deterministic(problem: Problem) -> None:
             "LayerNorm, GroupNorm or filter response normalisation (resnet20_frn), or keep the layer in "
             "eval()."
         )
+    if problem.execution.precision == "bfloat16":
+        raise InputError("hmc needs gradients of one smooth function: use precision 'full' or 'double'.")
     random = [name for name in random_layers(network.module) if name not in network.always_eval]
     if random or problem.execution.uses_global_random:
         where = f" ({random[0]!r})" if random else ""

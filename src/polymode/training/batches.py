@@ -12,10 +12,10 @@ from polymode.data import ArrayData, Data, Examples
 from polymode.errors import InputError
 from polymode.posteriors.network import Network
 from polymode.seeds import derive_generator, derive_seed
-from polymode.trees import Tree, map_tree
+from polymode.trees import Tree, leaves, map_tree
 
-# A pass over the whole data set keeps the activations of at most so many examples at once.
-FULL_ROWS = 8192
+# A pass over the whole data set takes inputs of so many bytes at once: activations are a multiple of them.
+FULL_BYTES = 2**22
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,9 @@ class Batches:
             first = first_step * (1 if batches == "full" else batches)
             for minibatch, pieces in enumerate((p for round_ in plan for p in round_), first):
                 for groups, _, size in pieces:
-                    yield self._example_seeds(seen_by(groups), size, epoch, minibatch)
+                    # The whole data set is always the same one: what it draws at random does not change.
+                    drawn_in = 0 if batches == "full" else epoch
+                    yield self._example_seeds(seen_by(groups), size, drawn_in, minibatch)
 
         def batch(pieces: Sequence[tuple[slice, int, int]]) -> Batch:
             rows = [orders[seen_by(groups), start : start + size] for groups, start, size in pieces]
@@ -200,6 +202,14 @@ class Batches:
         return self.shared_order and len({(group.seed, group.offset) for group in self.groups}) == 1
 
     @cached_property
+    def _rows_at_once(self) -> int:
+        """Examples of a piece of the whole data set."""
+        if not isinstance(self.source, ArrayData):
+            return self.batch_size
+        row = sum(leaf[:1].numel() * leaf.element_size() for leaf in leaves(self.source.inputs))
+        return max(self.batch_size, FULL_BYTES // max(1, row))
+
+    @cached_property
     def one_data_set(self) -> bool:
         """Whether all groups are chains on the same examples."""
         return len({group.offset for group in self.groups}) == 1
@@ -212,7 +222,7 @@ class Batches:
     def _plan(self, batches: int | Literal["full"]) -> list[list[list[tuple[slice, int, int]]]]:
         """Rounds of minibatches of pieces (groups, first row, number of rows)."""
         longest = self.groups[0].num_examples
-        size = min(longest, FULL_ROWS) if batches == "full" else self.batch_size
+        size = min(longest, self._rows_at_once) if batches == "full" else self.batch_size
         minibatches = []
         for start in range(0, longest, size):
             pieces: list[tuple[slice, int, int]] = []

@@ -24,6 +24,8 @@ from polymode.training.checkpoint import Checkpoints, check_signature
 from polymode.training.epoch import Epoch
 from polymode.training.events import EventLog
 
+PARTS = "processes"  # folder of the parts of a run that is divided among processes
+
 
 class RunFolder:
     """One run on disk.
@@ -64,6 +66,16 @@ class RunFolder:
         manifest = read_json(self.path / MANIFEST, "run")
         check_signature(manifest["signature"], self.signature, f"The run in {self.path}")
         return manifest["status"] == "finished"
+
+    def check_processes(self, processes: int) -> None:
+        """Raise where the run was begun with another number of processes: its work would be lost."""
+        parts = len(list((self.path / PARTS).glob("*")))
+        begun = parts or (1 if self.checkpoints.exist else processes)
+        if begun != processes:
+            raise CheckpointError(
+                f"The run in {self.path} was begun with processes={begun}: go on with that number, or choose "
+                "another folder."
+            )
 
     def posteriors(self) -> Iterator[Path]:
         """The folders of the finished posteriors, one a data set."""

@@ -38,6 +38,7 @@ class Problem:
     execution: Execution
     chain: int = 0
     group: int = 0  # the chain's place among all that run side by side
+    replayable: bool = True  # whether examples can be told by their places in the data set
 
     @property
     def num_observations(self) -> int:

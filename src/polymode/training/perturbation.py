@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from polymode.errors import InputError
 from polymode.likelihoods import Likelihood
 from polymode.seeds import example_keys, open_uniform
 from polymode.training.batches import Batch, Piece
@@ -23,6 +24,9 @@ def perturbed(batch: Batch, seeds: Tensor, likelihood: Likelihood) -> Batch:
 
 
 def _perturbed(piece: Piece, seeds: Tensor, likelihood: Likelihood) -> Piece:
+    if piece.weights is not None:
+        # A multiplicity w needs noise of σ/√w, or a weight of Gamma(w): the law below would be another one.
+        raise InputError("perturb_data=True and sample weights cannot be combined: leave one of them away.")
     piece = piece if piece.has_groups else _for_each_group(piece, len(seeds))
     keys = example_keys(seeds, piece.rows).to(piece.targets.device)
 
@@ -30,9 +34,7 @@ def _perturbed(piece: Piece, seeds: Tensor, likelihood: Likelihood) -> Piece:
         return open_uniform(keys.flatten(), count).unflatten(0, keys.shape)
 
     targets, weights = likelihood.randomised(piece.targets, draw)
-    if weights is not None and piece.weights is not None:
-        weights = weights * piece.weights
-    return replace(piece, targets=targets, weights=piece.weights if weights is None else weights)
+    return replace(piece, targets=targets, weights=weights)
 
 
 def _for_each_group(piece: Piece, count: int) -> Piece:
@@ -45,7 +47,6 @@ def _for_each_group(piece: Piece, count: int) -> Piece:
         piece,
         inputs=map_tree(expand, piece.inputs),
         targets=expand(piece.targets),
-        weights=None if piece.weights is None else expand(piece.weights),
         rows=expand(piece.rows),
         has_groups=True,
     )

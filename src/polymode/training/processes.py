@@ -5,6 +5,8 @@ import pickle
 import queue
 import shutil
 import signal
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +19,11 @@ from torch import multiprocessing
 from polymode.errors import InputError, PolymodeError
 from polymode.posteriors import Particles, Posterior, load_posterior, merge
 from polymode.training.backends import AnyBackend
-from polymode.training.folder import RunFolder
-from polymode.training.progress import Reporter, Silent
+from polymode.training.events import epochs_of, read_events
+from polymode.training.folder import PARTS, RunFolder
+from polymode.training.progress import BAR_SECONDS, Reporter, Silent
 from polymode.training.run import Run
 from polymode.training.setup import Job, set_up
-
-PARTS = "processes"  # folder of the parts, inside that of the run
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,13 @@ class _Messages(Silent):
     """A reporter that sends how far a part is to the process that waits for it."""
 
     def __init__(self, number: int, outbox: Any) -> None:
-        self.number, self.outbox = number, outbox
+        self.number, self.outbox, self.next = number, outbox, 0.0
 
     def advance(self, epochs: float, detail: str = "") -> None:
-        self.outbox.put((self.number, "at", epochs))
+        now = time.monotonic()
+        if now >= self.next:
+            self.next = now + BAR_SECONDS
+            self.outbox.put((self.number, "at", epochs))
 
 
 def check_processes(processes: int, job: Job) -> None:
@@ -58,11 +62,11 @@ def check_processes(processes: int, job: Job) -> None:
         )
     if processes > 1:
         try:
-            pickle.dumps((job.method, job.model))
+            pickle.dumps((job.method, job.model, job.likelihood))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InputError(
-                f"With processes={processes} the model travels to other processes, and this one cannot: "
-                f"{error}. Pass a module, or a function that is defined at the top of a file."
+                f"With processes={processes} method and model travel to other processes, and these cannot: "
+                f"{error}. Pass a module, or functions that are defined at the top of a file."
             ) from error
 
 
@@ -98,11 +102,32 @@ def run_in_processes(
         if run_folder.is_finished:
             reporter.skip(title)
             return _stored(job, run_folder)
+        run_folder.check_processes(processes)
         run_folder.began({"processes": processes}, "begin")
         parts = _run_parts(job, folder / PARTS, processes, backend, reporter, checkpoint_seconds, title)
+        _join_events(run_folder, parts)
         run_folder.finish(_joined(job, parts, processes))
         shutil.rmtree(folder / PARTS)  # all of it is in the posteriors now
         return _stored(job, run_folder)
+
+
+def _join_events(run_folder: RunFolder, parts: Sequence[_Part]) -> None:
+    """The epochs of all parts in the log of the run: losses side by side, costs added up."""
+    logs = [epochs_of(part.folder) for part in parts]
+    run_folder.events.write("members", labels=[row for part in parts for row in _labels_of(part.folder)])
+    for epochs in zip(*logs, strict=False):
+        joined = dict(epochs[0])
+        joined["member_epochs"] = sum(epoch["member_epochs"] for epoch in epochs)
+        joined["losses"] = [loss for epoch in epochs for loss in epoch["losses"]]
+        joined["validation"] = {
+            name: [value for epoch in epochs for value in epoch["validation"][name]]
+            for name in epochs[0]["validation"]
+        }
+        run_folder.events.write("epoch", **{k: v for k, v in joined.items() if k not in ("event", "time")})
+
+
+def _labels_of(folder: Path) -> list[list[int]]:
+    return next(event["labels"] for event in read_events(folder) if event["event"] == "members")
 
 
 def _stored(job: Job, run_folder: RunFolder) -> list[Posterior]:
@@ -135,13 +160,17 @@ def _run_parts(
     outbox = context.Queue()
     workers = [context.Process(target=_work, args=(part, outbox), daemon=False) for part in parts]
     reporter.begin(title, round(num_epochs), 0)
-    for worker in workers:
-        worker.start()
     try:
+        for worker in workers:
+            worker.start()
         _wait(workers, outbox, reporter, processes)
+    except BaseException:
+        _stop(workers)  # also where this process alone was told to end
+        raise
     finally:
         for worker in workers:
-            worker.join()  # an interrupted one writes its checkpoint first
+            if worker.pid is not None:
+                worker.join()  # an interrupted one writes its checkpoint first
         reporter.close()
     reporter.end(title)
     return parts
@@ -154,9 +183,8 @@ def _wait(workers: Sequence[Any], outbox: Any, reporter: Reporter, processes: in
         try:
             number, kind, content = outbox.get(timeout=1.0)
         except queue.Empty:
-            dead = [n for n in running if workers[n].exitcode not in (None, 0)]
+            dead = [n for n in running if workers[n].exitcode is not None]
             if dead:
-                _stop(workers)
                 raise PolymodeError(
                     f"Process {dead[0]} ended with exit code {workers[dead[0]].exitcode}; what it had done "
                     "is kept."
@@ -168,13 +196,13 @@ def _wait(workers: Sequence[Any], outbox: Any, reporter: Reporter, processes: in
         elif kind == "done":
             running.discard(number)
         else:
-            _stop(workers)
             raise content
 
 
 def _stop(workers: Sequence[Any]) -> None:
     for worker in workers:
-        worker.terminate()  # SIGTERM: a run writes its checkpoint between two steps
+        if worker.pid is not None:
+            worker.terminate()  # SIGTERM: a run writes its checkpoint between two steps
 
 
 def _work(part: _Part, outbox: Any) -> None:
@@ -189,7 +217,7 @@ def _work(part: _Part, outbox: Any) -> None:
             checkpoint_seconds=part.checkpoint_seconds,
         )
     except KeyboardInterrupt:
-        return
+        sys.exit(130)
     except Exception as error:
         outbox.put((part.number, "failed", PolymodeError(f"In process {part.number}: {error}")))
         return

@@ -93,6 +93,8 @@ class Run:
         reporter: Reporter,
         checkpoint_seconds: float,
     ) -> list[Posterior]:
+        if folder is not None:
+            folder.check_processes(1)
         if folder is not None and folder.checkpoints.exist:
             self._restore(folder.checkpoints.load())
             folder.began(self.record, "resume", epochs_done=self.position.epochs_done)

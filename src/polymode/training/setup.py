@@ -102,7 +102,8 @@ def set_up(job: Job, folder: Path | None) -> SetUp:
     names = own_names(job.model, template, seen.changed, seed)
     start = Start(job.model, job.likelihood, job.device, names)
     network = Network(template, job.likelihood, always_eval=always_eval(template))
-    problem = Problem(network, trainable, exempt, start, execution)
+    replayable = all(source.replayable for source in job.sources)
+    problem = Problem(network, trainable, exempt, start, execution, replayable=replayable)
     phases = list(job.method.phases(problem, job.epochs))
     _check_phases(job, phases)
     states = []
@@ -175,6 +176,11 @@ def _check_phases(job: Job, phases: Sequence[Phase]) -> None:
                     f"phase {before.name!r}."
                 )
         where = f"phase {phase.name!r} of {job.method.name}"
+        if phase.batches == "full" and not all(source.replayable for source in job.sources):
+            raise InputError(
+                f"Each step of {where} is about the whole data set: an IterableDataset cannot be read again. "
+                "Use ArrayData or a map-style data set."
+            )
         if phase.batches == "full" and any(getattr(source, "augment", ()) for source in job.sources):
             raise InputError(
                 f"Each step of {where} is about the whole data set as it is, and augmented images "

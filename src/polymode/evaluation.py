@@ -1,7 +1,8 @@
 """``evaluate``: the scores of a posterior on test data, in one dictionary."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,9 +10,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from polymode import metrics
-from polymode.data import ArrayData, Data, as_data, as_tree
-from polymode.errors import InputError
-from polymode.likelihoods import Categorical, Gaussian
+from polymode.data import ArrayData, Data, as_data, as_tree, check_finite
+from polymode.errors import InputError, require
+from polymode.likelihoods import Categorical, Gaussian, quantiles_of
 from polymode.metrics.ood import SCORES, uncertainty
 from polymode.metrics.scores import check_probabilities
 from polymode.posteriors import Posterior
@@ -23,9 +24,10 @@ from polymode.predictive import (
     labelled,
 )
 from polymode.reference import Reference
-from polymode.trees import Tree, map_tree
+from polymode.trees import Tree, leaves, length, map_tree
 
 NUM_SAMPLES = 1000  # of a predictive distribution; the number that the HMC references in use have
+Observe = Callable[[slice, Tree, Tensor], None]
 LEVELS = (0.025, 0.05, 0.95, 0.975)
 
 
@@ -82,8 +84,12 @@ def evaluated(
     num_members: int | None = None,
     generator: torch.Generator | None = None,
     target_scale: float = 1.0,
+    observe: Observe | None = None,
 ) -> Evaluation:
-    """Score as ``evaluate`` does, and keep what was predicted."""
+    """Score as ``evaluate`` does, and keep what was predicted.
+
+    observe: sees (rows, outputs [M, b, ...] of all members, weights [M]) of every chunk of test points.
+    """
     inputs, targets = arrays_of(as_data(data))
     likelihood = posterior.network.likelihood
     if not isinstance(likelihood, Categorical) and ood is not None:
@@ -103,9 +109,7 @@ def evaluated(
             generator.set_state(start)
         return generator
 
-    log_prob = posterior.log_prob(inputs, targets, num_members, same_draws())
-    levels = LEVELS if isinstance(likelihood, Gaussian) else ()
-    predictive = posterior.predict(inputs, num_members, same_draws(), quantiles=levels)
+    log_prob, predictive = _judged_together(posterior, inputs, targets, num_members, same_draws(), observe)
     if isinstance(predictive, GaussianPredictive):
         scores = _regression(predictive, targets, log_prob, target_scale)
         if isinstance(reference, Reference):
@@ -135,6 +139,42 @@ def evaluated(
         scores["agreement"] = metrics.agreement(predictive.mean, reference)
         scores["total_variation"] = metrics.total_variation(predictive.mean, reference)
     return Evaluation(scores, predictive, targets, foreign)
+
+
+def _judged_together(
+    posterior: Posterior,
+    inputs: Tree,
+    targets: Tensor,
+    num_members: int | None,
+    generator: torch.Generator | None,
+    observe: Observe | None,
+) -> tuple[Tensor, Predictive]:
+    """Log densities of the targets and the predictive, from one pass of all members over the points."""
+    likelihood = posterior.network.likelihood
+    num_points = length(inputs := as_tree(inputs))
+    require(num_points > 0, "There are no points to predict.")
+    require(len(targets) == num_points, f"{len(targets)} targets for {num_points} inputs.")
+    check_finite(inputs)
+    accumulator = likelihood.accumulator(num_points)
+    log_probs, quantiles = [], []
+    for rows, outputs, weights in posterior.by_points(inputs, num_members, generator):
+        chunk, first = targets[rows].to(weights.device), map_tree(lambda t: t[0], outputs)
+        likelihood.check_outputs(first, chunk)
+        likelihood.check_targets(chunk, first)
+        each = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, chunk).double()
+        shares = (weights.double() / weights.double().sum()).log().reshape(-1, *[1] * (each.ndim - 1))
+        log_probs.append(torch.logsumexp(each + shares, 0))
+        accumulator.update(outputs, weights, rows)
+        if isinstance(likelihood, Gaussian):
+            dtype = next(leaves(outputs)).dtype
+            quantiles.append(quantiles_of(likelihood, outputs, weights, LEVELS).to(dtype))
+        if observe is not None:
+            observe(rows, outputs, weights)
+    predictive = accumulator.result()
+    if isinstance(predictive, GaussianPredictive):
+        values = torch.cat(quantiles, 1)
+        predictive = replace(predictive, quantiles=dict(zip(LEVELS, values, strict=True)))
+    return torch.cat(log_probs), predictive
 
 
 def predictive_samples(

@@ -45,6 +45,7 @@ def test_validation_can_be_left_out_or_taken_from_training(folder):
     split = dermamnist(folder, num_validation=1, augment=True).splits[0]
     assert (split.train.targets.tolist(), split.validation.targets.tolist()) == ([5, 0, 6], [1])
     assert split.train.augment == (RandomCrop(4), RandomFlip())
+    assert dermamnist(folder, num_test=2).splits[0].test.targets.tolist() == LABELS[6:8, 0].tolist()
     split = dermamnist(folder, num_train=2).splits[0]
     assert (split.train.num_examples, split.validation.num_examples) == (2, 2)
 

@@ -1,6 +1,7 @@
 """The machinery of HMC; that it samples the posterior is shown in tests/statistical."""
 
 import copy
+import fnmatch
 
 import pytest
 import torch
@@ -155,6 +156,49 @@ def test_lengths_add_up_to_the_passes_that_were_given():
         assert burn_in >= 1
         assert kept >= 1
         assert burn_in + kept * between == epochs
+
+
+@pytest.mark.parametrize("prior", [{"*": 0.7}, {"*.bias": 0.7, "*.weight": 0.7}], ids=["all", "by kind"])
+def test_widths_by_name_are_those_of_one_number(prior):
+    assert_same(fitted(HMC(2, prior, samples=3), epochs=60), fitted(HMC(2, 0.7, samples=3), epochs=60))
+
+
+def test_every_weight_is_moved_in_units_of_its_own_width():
+    """Under a prior alone (data that say nothing) samples have each weight's own width."""
+    noise = pm.likelihoods.FixedGaussian(std=1e4)
+    widths = {"1.weight": 0.2, "*.bias": 2.0, "*": 0.7}
+    posterior = fitted(HMC(300, widths, samples=5, descent=0), epochs=400, likelihood=noise)
+    for name, tensor in weights(posterior).items():
+        width = next(w for pattern, w in widths.items() if fnmatch.fnmatchcase(name, pattern))
+        error = 4.5 / (2 * 300 * tensor[0].numel()) ** 0.5  # as if samples of a chain were one
+        assert tensor.std().item() == pytest.approx(width, rel=error), name
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        source = data()
+        yield from zip(source.inputs, source.targets, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (HMC(1), "cannot be read again"),
+        (pm.methods.Anchored(2, perturb_data=True), "does not tell them apart"),
+    ],
+    ids=["hmc", "anchored"],
+)
+def test_data_that_cannot_be_read_again_are_refused(method, message):
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=5)
+    with pytest.raises(InputError, match=message):
+        pm.fit(
+            method,
+            network,
+            pm.LoaderData(loader, num_examples=20),
+            likelihood=GAUSS,
+            epochs=4,
+            progress=False,
+        )
 
 
 def test_frozen_batch_norm_is_no_obstacle():

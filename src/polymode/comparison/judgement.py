@@ -15,6 +15,7 @@ from polymode.metrics.diversity import label_disagreement, off_diagonal_mean
 from polymode.posteriors import Posterior
 from polymode.predictive import CategoricalPredictive, GaussianPredictive, labelled
 from polymode.reference import Reference
+from polymode.trees import Tree
 
 NUM_BINS = 20  # of histograms
 MATRIX_MEMBERS = 40  # members beyond these are not shown in a matrix of pairs
@@ -50,6 +51,7 @@ def judge(
     def draws() -> torch.Generator:
         return torch.Generator().manual_seed(seed)  # every pass is about the same networks
 
+    opinions = _Opinions(posterior, split.test)
     evaluation = evaluated(
         posterior,
         split.test,
@@ -58,8 +60,8 @@ def judge(
         num_members=count,
         generator=draws(),
         target_scale=split.preprocessing.target_scale,
+        observe=opinions.observe,
     )
-    opinions = _Opinions.of(posterior, split.test, count, draws())
     scores = dict(evaluation.scores)
     if "ood_entropy_auroc" in scores:
         scores["ood_auroc"] = scores["ood_entropy_auroc"]
@@ -70,47 +72,48 @@ def judge(
     return Judgement(scores, curves, _predictions(evaluation, split.preprocessing.target_scale))
 
 
-@dataclass(frozen=True)
 class _Opinions:
-    """What each member says about each observation: log p [M, N], answers [M, N] (labels or means)."""
+    """What each member says about each observation, gathered chunk by chunk.
 
-    log_prob: Tensor
-    answers: Tensor
-    log_weights: Tensor
-    spread: float  # what a difference of answers is measured in; 0 for labels
-    probability_integral: Tensor | None  # F(y) of the mixture, [N], for regressions
+    log_prob [M, N]; answers [M, N], labels or means; probability_integral [N], F(y) of the mixture, for
+    regressions; spread: what a difference of answers is measured in, 0 for labels.
+    """
 
-    @classmethod
-    def of(
-        cls, posterior: Posterior, data: Data, num_members: int | None, generator: torch.Generator
-    ) -> "_Opinions":
-        likelihood = posterior.network.likelihood
-        inputs, targets = arrays_of(data)
-        log_probs, answers, integrals = [], [], []
-        weights = torch.ones(1)
-        for rows, outputs, weights in posterior.by_points(inputs, num_members, generator):
-            chunk = targets[rows].to(weights.device)
-            observed = likelihood.observed(chunk)
-            log_prob = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, chunk)
-            log_probs.append(log_prob[:, observed].double().cpu())
-            if isinstance(likelihood, Categorical):
-                answers.append(likelihood.read(outputs).argmax(-1)[:, observed].cpu())
-            elif isinstance(likelihood, Bernoulli):
-                answers.append((likelihood.read(outputs) > 0).flatten(1).long().cpu())
-            elif isinstance(likelihood, Gaussian):
-                means, stds = likelihood.moments(outputs)
-                answers.append(means.flatten(1).cpu())
-                z = (chunk.reshape(means.shape[1:]) - means) / stds
-                share = weights.double() / weights.double().sum()
-                integrals.append(torch.tensordot(share, torch.special.ndtr(z.double()), 1).flatten().cpu())
-        is_regression = isinstance(likelihood, Gaussian)
-        return cls(
-            torch.cat(log_probs, 1),
-            torch.cat(answers, 1),
-            weights.double().log().cpu(),
-            targets.double().std().item() if is_regression else 0.0,
-            torch.cat(integrals) if is_regression else None,
-        )
+    def __init__(self, posterior: Posterior, data: Data) -> None:
+        self.likelihood = posterior.network.likelihood
+        self.targets = arrays_of(data)[1]
+        self.is_regression = isinstance(self.likelihood, Gaussian)
+        self.spread = self.targets.double().std().item() if self.is_regression else 0.0
+        self.log_weights = torch.zeros(1)
+        self._parts: dict[str, list[Tensor]] = {"log_prob": [], "answers": [], "probability_integral": []}
+
+    def observe(self, rows: slice, outputs: Tree, weights: Tensor) -> None:
+        """Take in the outputs [M, b, ...] of all members for some points."""
+        likelihood, parts = self.likelihood, self._parts
+        chunk = self.targets[rows].to(weights.device)
+        observed = likelihood.observed(chunk)
+        log_prob = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, chunk)
+        parts["log_prob"].append(log_prob[:, observed].double().cpu())
+        if isinstance(likelihood, Categorical):
+            parts["answers"].append(likelihood.read(outputs).argmax(-1)[:, observed].cpu())
+        elif isinstance(likelihood, Bernoulli):
+            parts["answers"].append((likelihood.read(outputs) > 0).flatten(1).long().cpu())
+        elif isinstance(likelihood, Gaussian):
+            means, stds = likelihood.moments(outputs)
+            parts["answers"].append(means.flatten(1).cpu())
+            z = (chunk.reshape(means.shape[1:]) - means) / stds
+            share = weights.double() / weights.double().sum()
+            integral = torch.tensordot(share, torch.special.ndtr(z.double()), 1).flatten()
+            parts["probability_integral"].append(integral.cpu())
+        self.log_weights = weights.double().log().cpu()
+
+    @property
+    def log_prob(self) -> Tensor:
+        return torch.cat(self._parts["log_prob"], 1)
+
+    @property
+    def answers(self) -> Tensor:
+        return torch.cat(self._parts["answers"], 1)
 
     def difference(self, num_members: int) -> Tensor:
         """Share of different labels, or root mean square difference of means over the targets' spread."""
@@ -124,10 +127,10 @@ class _Opinions:
         weighted = self.log_prob + self.log_weights[:, None]
         first = torch.logcumsumexp(weighted, 0) - torch.logcumsumexp(self.log_weights, 0)[:, None]
         curves: dict[str, Any] = {"nll_by_members": (-first.mean(1)).tolist()}
-        if len(self.log_prob) > 1:
+        if len(weighted) > 1:
             curves["difference"] = self.difference(MATRIX_MEMBERS).tolist()
-        if self.probability_integral is not None:
-            centred = (self.probability_integral - 0.5).abs()
+        if self.is_regression:
+            centred = (torch.cat(self._parts["probability_integral"]) - 0.5).abs()
             curves["coverage"] = {
                 "nominal": list(LEVELS),
                 "observed": [(centred <= level / 2).double().mean().item() for level in LEVELS],

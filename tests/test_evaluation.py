@@ -87,7 +87,7 @@ def test_nll_does_not_underflow_and_half_precision_is_scored():
 
 def test_what_needs_classes_says_so():
     case, posterior = fitted("learned_noise")
-    with pytest.raises(pm.errors.InputError, match="needs? a categorical likelihood"):
+    with pytest.raises(pm.errors.InputError, match=r"needs? a categorical likelihood"):
         pm.evaluate(posterior, case.data(), ood=case.data().inputs)
     case, posterior = fitted("mlp")
     with pytest.raises(pm.errors.InputError, match="Apply softmax"):

@@ -17,6 +17,7 @@ from polymode.errors import InputError, NonFiniteLoss
 from polymode.posteriors import Posterior, load_posterior, merge
 from polymode.schedules import Progress
 from polymode.seeds import derive_seed, global_seed
+from polymode.training.arithmetic import without_denormals
 from polymode.training.backends import AnyBackend, choose_backend
 from polymode.training.epoch import Epoch
 from polymode.training.folder import RunFolder, versions
@@ -76,9 +77,10 @@ class Run:
     ) -> list[Posterior]:
         """Train from wherever the run stands to its end; with a folder, nothing done is ever lost."""
         if self.folder is None:
-            return self._run(None, backend, observer, reporter, checkpoint_seconds)
+            with without_denormals():
+                return self._run(None, backend, observer, reporter, checkpoint_seconds)
         folder = RunFolder(self.folder, self.signature, self.options)
-        with folder.lock():
+        with folder.lock(), without_denormals():
             if not folder.is_finished:
                 return self._run(folder, backend, observer, reporter, checkpoint_seconds)
             reporter.skip(self.title)

@@ -80,7 +80,8 @@ def test_a_reference_is_made_judged_and_compared_with(tmp_path):
     compared = polymode("compare", *options, *methods, "--reference", "r.npz", cwd=tmp_path)
     assert "agreement ↑" in compared.stdout
     assert "TV ↓" in compared.stdout
-    rows = list(csv.DictReader((tmp_path / "out/replicates.csv").open()))
+    with (tmp_path / "out/replicates.csv").open() as file:
+        rows = list(csv.DictReader(file))
     assert len(rows) == 4
     assert all(0 < float(row["agreement"]) <= 1 and 0 < float(row["total_variation"]) < 1 for row in rows)
     evaluated = polymode("evaluate", "out/single", "--reference", "r.npz", cwd=tmp_path)

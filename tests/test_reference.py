@@ -199,6 +199,21 @@ def test_chains_that_have_mixed_are_told_from_those_that_have_not():
     assert "100.0% of the trajectories diverge" in words
 
 
+def test_chains_that_are_stuck_at_different_values_do_not_pass():
+    """R-hat is infinite there: such values must count, not be left out."""
+    data = numbers(12)
+    posterior = fitted(HMC(2, samples=8), data, FixedGaussian(std=0.5), 1, 60)
+    [members] = posterior.draw()
+    stuck = {
+        name: t.unflatten(0, (2, 8))[:, :1].expand(2, 8, *t.shape[1:]).flatten(0, 1).clone()
+        for name, t in members.stacked.items()
+    }
+    found = mixing(pm.Particles(posterior.network, blocks=[pm.Members(stuck, labels=members.labels)]), data)
+    assert found.rhat == np.inf
+    assert found.worst_rhat == np.inf
+    assert found.effective < 50
+
+
 def test_r_hat_needs_chains_and_a_reference_needs_hmc():
     data = numbers(12)
     one = fitted(HMC(1, samples=5), data, FixedGaussian(std=0.5), 1, 20)

@@ -76,9 +76,9 @@ def mixing(posterior: Posterior, data: Data) -> Mixing:
     if not moving.any():
         return Mixing(np.inf, np.inf, 0.0, 0, values.shape[0], values.shape[1])
     return Mixing(
-        float(np.quantile(rhat[moving], 0.95)),
+        float(np.quantile(rhat[moving], 0.95, method="closest_observation")),  # some may be infinite
         float(rhat[moving].max()),
-        float(np.median(effective[moving])),
+        float(np.median(np.nan_to_num(effective[moving]))),
         int(moving.sum()),
         values.shape[0],
         values.shape[1],

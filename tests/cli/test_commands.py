@@ -112,7 +112,9 @@ def test_a_sample_that_has_not_mixed_is_no_reference_unless_forced(tmp_path):
         "--reference",
         "hmc/reference.npz",
         cwd=tmp_path,
+        PYTHONWARNINGS="default",
     )
+    assert "was written by force, it is not fit as a reference" in compared.stderr
     assert "W1 ↓" in compared.stdout
     assert "W2 ↓" in compared.stdout
 

@@ -174,7 +174,7 @@ def test_networks_with_other_constants_are_not_merged():
     ("inputs", "message"),
     [
         (torch.randn(5, 3, dtype=torch.float64), r"cannot run on a batch of these inputs, \[5, 3\]"),
-        (torch.randn(5, 4), "float32"),
+        (torch.randint(3, (5, 4)), "int64"),
         (torch.full((2, 4), float("nan"), dtype=torch.float64), "first in row 0"),
         (torch.zeros(0, 4, dtype=torch.float64), "no points"),
     ],
@@ -183,6 +183,12 @@ def test_networks_with_other_constants_are_not_merged():
 def test_bad_inputs_to_predict(backend, inputs, message):
     with pytest.raises(InputError, match=message):
         particles("mlp", backend=backend).predict(inputs)
+
+
+def test_single_precision_inputs_are_enough_for_a_network_in_double():
+    inputs = torch.randn(5, 4)
+    posterior = particles("mlp")
+    assert torch.equal(posterior.predict(inputs).mean, posterior.predict(inputs.double()).mean)
 
 
 def test_targets_that_do_not_fit_are_refused():

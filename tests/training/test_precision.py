@@ -63,7 +63,7 @@ def test_epochs_or_a_budget():
 
 
 def test_numbers_too_small_to_be_normal_are_zero_in_training_only():
-    """They are slow: moments that decay to them made a training four times slower."""
+    """They are slow: moments that decay to them made a training about three times slower."""
 
     def tiny() -> float:
         return (torch.tensor([1e-39]) * 0.5).item()

@@ -11,8 +11,8 @@ def without_denormals() -> Iterator[None]:
     """Let numbers below 1e-38 (in 32 bits) be zero, where the processor can.
 
     Moments of weights that no example touches (rare words of an embedding, pulled to their anchors) decay to
-    such numbers within a training, and arithmetic with them takes the processor's slow path: training a
-    network with 20,000 words became four times slower.
+    such numbers within a training, and arithmetic with them takes the processor's slow path: epochs of a
+    network with 20,000 words took about three times as long.
     """
     had_denormals = bool(torch.tensor([1e-310], dtype=torch.float64) * 1.0)
     changed = had_denormals and torch.set_flush_denormal(True)

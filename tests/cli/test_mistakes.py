@@ -128,6 +128,7 @@ def test_errors_of_the_users_own_code_name_their_kind(tmp_path, polymode, monkey
             "A budget of 20 member-epochs is shorter than the first training of a chain, first_epochs=50",
         ),
         (["train", "--method", "hmc", "--model", "mlp", "--set", "model.batch_norm=true"], "BatchNorm"),
+        (["train", "--model", "resnet8", "--set", "model.dropout=2"], "dropout must be a rate of at least 0"),
     ],
 )
 def test_what_a_method_refuses_is_told_before_any_training(capsys, polymode, tmp_path, arguments, message):

@@ -4,9 +4,11 @@ from polymode.models.alexnet import AlexNet
 from polymode.models.catalogue import MODELS, Architecture, make_model
 from polymode.models.cnn import MediumCNN, SmallCNN
 from polymode.models.frn import FilterResponseNorm, FRNResNet, resnet20_frn
+from polymode.models.imagenet import ImageNetResNet, resnet18
 from polymode.models.lenet import LeNet
 from polymode.models.mlp import MLP
-from polymode.models.resnet import ResNet, resnet20, resnet32, resnet56
+from polymode.models.pyramidnet import PyramidNet, pyramidnet110
+from polymode.models.resnet import ResNet, resnet8, resnet20, resnet32, resnet56
 from polymode.models.text import CNNLSTM, LSTM, MeanEmbedding
 
 __all__ = [
@@ -18,12 +20,17 @@ __all__ = [
     "Architecture",
     "FRNResNet",
     "FilterResponseNorm",
+    "ImageNetResNet",
     "LeNet",
     "MeanEmbedding",
     "MediumCNN",
+    "PyramidNet",
     "ResNet",
     "SmallCNN",
     "make_model",
+    "pyramidnet110",
+    "resnet8",
+    "resnet18",
     "resnet20",
     "resnet20_frn",
     "resnet32",

@@ -13,9 +13,11 @@ from polymode.imports import call, check_keywords, import_object, is_import
 from polymode.models.alexnet import AlexNet
 from polymode.models.cnn import MediumCNN, SmallCNN
 from polymode.models.frn import resnet20_frn
+from polymode.models.imagenet import resnet18
 from polymode.models.lenet import LeNet
 from polymode.models.mlp import MLP
-from polymode.models.resnet import resnet20, resnet32, resnet56
+from polymode.models.pyramidnet import pyramidnet110
+from polymode.models.resnet import resnet8, resnet20, resnet32, resnet56
 from polymode.models.text import CNNLSTM, MeanEmbedding
 
 
@@ -70,14 +72,28 @@ class Architecture:
 MODELS: dict[str, Architecture] = {
     architecture.name: architecture
     for architecture in (
-        Architecture("mlp", "table", "fully connected; options hidden, batch_norm, dropout", MLP),
+        Architecture(
+            "mlp",
+            "table",
+            "fully connected; options hidden, batch_norm, input_norm, norm_scale, dropout, input_dropout, "
+            "output_bias",
+            MLP,
+        ),
         Architecture("smallcnn", "images", "three convolutions, 16-32-32 channels", SmallCNN, square=True),
         Architecture(
             "mediumcnn", "images", "four convolutions, 64-128-256-256 channels", MediumCNN, square=True
         ),
-        Architecture("resnet20", "images", "residual, BatchNorm, 3 blocks a stack", resnet20),
-        Architecture("resnet32", "images", "residual, BatchNorm, 5 blocks a stack", resnet32),
-        Architecture("resnet56", "images", "residual, BatchNorm, 9 blocks a stack", resnet56),
+        Architecture("resnet8", "images", "residual, BatchNorm, 1 block a stack; option dropout", resnet8),
+        Architecture("resnet20", "images", "residual, BatchNorm, 3 blocks a stack; option dropout", resnet20),
+        Architecture("resnet32", "images", "residual, BatchNorm, 5 blocks a stack; option dropout", resnet32),
+        Architecture("resnet56", "images", "residual, BatchNorm, 9 blocks a stack; option dropout", resnet56),
+        Architecture("resnet18", "images", "residual, BatchNorm, for large images; option dropout", resnet18),
+        Architecture(
+            "pyramidnet110",
+            "images",
+            "residual, BatchNorm, widened from 16 to 16 + alpha; options alpha, dropout",
+            pyramidnet110,
+        ),
         Architecture("resnet20_frn", "images", "residual, no BatchNorm (FRN), swish", resnet20_frn),
         Architecture("alexnet", "images", "five convolutions, swish", AlexNet, square=True),
         Architecture("lenet", "images", "two 5×5 convolutions, 6-16 channels", LeNet, square=True),

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from polymode.models.dropout import require_rate
+
 
 class _PlainCNN(nn.Module):
     """Layers of 3×3 convolution, dropout, 2×2 max-pooling and ReLU (not after the last); one linear layer."""
@@ -17,6 +19,7 @@ class _PlainCNN(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
+        require_rate(dropout)
         layers: list[nn.Module] = []
         width, size = in_channels, image_size
         for index, out in enumerate(channels):

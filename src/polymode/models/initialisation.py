@@ -1,4 +1,4 @@
-"""The initial weights of the networks of the sequential ensembles (paper 000), those of Haiku's layers."""
+"""Initial weights: those of Haiku's layers (paper 000), and of residual networks with BatchNorm."""
 
 import math
 
@@ -29,3 +29,12 @@ def initialise(module: nn.Module, convolution_variance: float | None = None) -> 
             truncated_normal_(part.weight, std)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
+
+
+def initialise_by_fan_out(module: nn.Module) -> None:
+    """Draw convolutions from N(0, 2/fan_out) (He et al. 2015); other layers as PyTorch draws them."""
+    for part in module.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(part, nn.Linear | nn.BatchNorm2d):
+            part.reset_parameters()

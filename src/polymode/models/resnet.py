@@ -3,60 +3,73 @@
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polymode.models.dropout import dropout_layer, projection
+
 
 class Block(nn.Module):
     """conv–BN–ReLU–conv–BN, plus the input, then ReLU; a 1×1 convolution with BN where shapes change."""
 
-    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+    def __init__(self, in_channels: int, channels: int, stride: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
+        self.dropout1 = dropout_layer(dropout)
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.dropout2 = dropout_layer(dropout)
         self.bn2 = nn.BatchNorm2d(channels)
         self.shortcut = (
             nn.Identity()
             if stride == 1 and in_channels == channels
-            else nn.Sequential(
-                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
-            )
+            else projection(in_channels, channels, stride, dropout)
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.conv1(images)))
-        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(images))
+        out = F.relu(self.bn1(self.dropout1(self.conv1(images))))
+        return F.relu(self.bn2(self.dropout2(self.conv2(out))) + self.shortcut(images))
 
 
 class ResNet(nn.Module):
-    """A 3×3 stem of 16 channels, three stacks (16, 32, 64) of blocks, average pooling, one linear layer."""
+    """A 3×3 stem of 16 channels, three stacks (16, 32, 64) of blocks, average pooling, one linear layer.
 
-    def __init__(self, blocks_per_stack: int, num_classes: int = 10, in_channels: int = 3) -> None:
+    dropout: its rate directly before every BatchNorm (paper 002, Appendix D).
+    """
+
+    def __init__(
+        self, blocks_per_stack: int, num_classes: int = 10, in_channels: int = 3, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
+        self.dropout = dropout_layer(dropout)
         self.bn = nn.BatchNorm2d(16)
         blocks: list[nn.Module] = []
         width = 16
         for stack, channels in enumerate((16, 32, 64)):
             for index in range(blocks_per_stack):
-                blocks.append(Block(width, channels, stride=2 if stack and not index else 1))
+                blocks.append(Block(width, channels, 2 if stack and not index else 1, dropout))
                 width = channels
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        features = self.blocks(F.relu(self.bn(self.conv(images))))
+        features = self.blocks(F.relu(self.bn(self.dropout(self.conv(images)))))
         return self.classifier(features.mean((-2, -1)))
 
 
-def resnet20(num_classes: int = 10, in_channels: int = 3) -> ResNet:
+def resnet8(num_classes: int = 10, in_channels: int = 3, dropout: float = 0.0) -> ResNet:
+    """One block a stack: 78,042 parameters for ten classes."""
+    return ResNet(1, num_classes, in_channels, dropout)
+
+
+def resnet20(num_classes: int = 10, in_channels: int = 3, dropout: float = 0.0) -> ResNet:
     """Three blocks a stack."""
-    return ResNet(3, num_classes, in_channels)
+    return ResNet(3, num_classes, in_channels, dropout)
 
 
-def resnet32(num_classes: int = 10, in_channels: int = 3) -> ResNet:
+def resnet32(num_classes: int = 10, in_channels: int = 3, dropout: float = 0.0) -> ResNet:
     """Five blocks a stack: 466,906 parameters for ten classes."""
-    return ResNet(5, num_classes, in_channels)
+    return ResNet(5, num_classes, in_channels, dropout)
 
 
-def resnet56(num_classes: int = 10, in_channels: int = 3) -> ResNet:
+def resnet56(num_classes: int = 10, in_channels: int = 3, dropout: float = 0.0) -> ResNet:
     """Nine blocks a stack: 855,770 parameters for ten classes."""
-    return ResNet(9, num_classes, in_channels)
+    return ResNet(9, num_classes, in_channels, dropout)

@@ -7,10 +7,19 @@ from polymode.evaluation import evaluate
 from polymode.likelihoods import member_losses
 from polymode.members import Members, forward_members, map_members, stack, unstack
 from polymode.methods import METHODS
-from polymode.posteriors import Particles, Posterior, load_posterior, merge
+from polymode.patching import draw, kl, patch, patched_posterior
+from polymode.posteriors import (
+    ComponentMixture,
+    Particles,
+    Posterior,
+    load_posterior,
+    merge,
+    sample_dropout,
+)
 from polymode.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
 from polymode.recalibration import ConformalIntervals, ConformalSets, TemperatureScaling
 from polymode.stacked import StackedModule
+from polymode.stacking import stack_members, stacked_weights
 from polymode.training import Epoch, KeepBest, MemberOptimizer, Method, Optimizer, Phase, State, fit
 
 __all__ = [
@@ -18,6 +27,7 @@ __all__ = [
     "ArrayData",
     "BernoulliPredictive",
     "CategoricalPredictive",
+    "ComponentMixture",
     "ConformalIntervals",
     "ConformalSets",
     "Epoch",
@@ -35,10 +45,12 @@ __all__ = [
     "State",
     "TemperatureScaling",
     "__version__",
+    "draw",
     "errors",
     "evaluate",
     "fit",
     "forward_members",
+    "kl",
     "likelihoods",
     "load_posterior",
     "map_members",
@@ -47,9 +59,14 @@ __all__ = [
     "methods",
     "metrics",
     "models",
+    "patch",
+    "patched_posterior",
     "priors",
+    "sample_dropout",
     "samplers",
     "schedules",
     "stack",
+    "stack_members",
+    "stacked_weights",
     "unstack",
 ]

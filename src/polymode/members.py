@@ -98,6 +98,17 @@ class Members:
             self.labels[rows],
         )
 
+    def between(self, start: int, stop: int) -> "Members":
+        """View some members of one group."""
+        if (start, stop) == (0, self.num_members):
+            return self
+        return Members(
+            {name: tensor[start:stop] for name, tensor in self.stacked.items()},
+            self.shared,
+            log_weights=self.log_weights[start:stop],
+            labels=self.labels[start:stop],
+        )
+
     def member(self, index: int) -> Tensors:
         """View the weights of one member as a plain dictionary."""
         group = index // self.group_size

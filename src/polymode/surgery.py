@@ -2,13 +2,15 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from polymode.errors import InputError
-from polymode.layers import SeededDropout
+from polymode.errors import InputError, require, unknown_name
+from polymode.layers import Masks, SeededDropout
 from polymode.members import Tensors
 from polymode.seeds import global_seed
 from polymode.trees import Tree, map_tree
@@ -43,6 +45,58 @@ def prepare_in_place(module: nn.Module) -> nn.Module:
     if has_convolutions(module):
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Dropout that acts when a network predicts, too.
+
+    masks: one for each example, as in usual training, or one for each draw, the variational reading.
+    added: rates of dropout on the inputs of layers that the user's network does not have.
+    """
+
+    masks: Masks = "example"
+    added: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.masks not in get_args(Masks):
+            raise unknown_name("masks", self.masks, get_args(Masks))
+        for rate in self.added.values():
+            require(0 < rate < 1, f"A rate of dropout must be above 0 and below 1, got {rate!r}.")
+
+
+def sample_dropout_of(module: nn.Module, sampling: Sampling) -> nn.Module:
+    """Let the dropout of a prepared module act in evaluation mode, too; in place."""
+    present = sum(isinstance(part, SeededDropout) for part in module.modules())
+    for number, (name, rate) in enumerate(sampling.added.items()):
+        layer = dict(module.named_modules()).get(name)
+        if layer is None or not list(layer.parameters(recurse=False)):
+            raise InputError(f"There is no layer {name!r} with weights to drop the inputs of.")
+        device = next(layer.parameters()).device
+        layer.add_module(INPUT_DROPOUT, SeededDropout(rate, present + number).to(device))
+        layer.register_forward_pre_hook(_drop_inputs)
+    for part in module.modules():
+        if isinstance(part, SeededDropout):
+            part.sampled, part.masks = True, sampling.masks
+    return module
+
+
+def sampling_of(module: nn.Module, masks: Masks) -> Sampling:
+    """How the dropout of a module is sampled that ``sample_dropout_of`` has changed."""
+    added = {
+        name: layer.get_submodule(INPUT_DROPOUT).p
+        for name, layer in module.named_modules()
+        if any(child == INPUT_DROPOUT for child, _ in layer.named_children())
+    }
+    return Sampling(masks, added)  # type: ignore[arg-type]
+
+
+INPUT_DROPOUT = "input_dropout"  # the name of dropout that was added to a layer
+
+
+def _drop_inputs(layer: nn.Module, arguments: tuple) -> tuple:
+    first, *others = arguments
+    return layer.get_submodule(INPUT_DROPOUT)(first), *others
 
 
 def as_plain_module(module: nn.Module, trainable: Iterable[str]) -> nn.Module:

@@ -21,6 +21,10 @@ SMALL: dict[str, Callable[[], Method]] = {
     "sequential_anchored": lambda: pm.methods.SequentialAnchored(
         2, prior_std=1.0, walk=WALK, short_epochs=1, optimizer=SGD
     ),
+    "mc_dropout": lambda: pm.methods.MCDropout(prior_std=1.0, optimizer=SGD),
+    "dropconnect": lambda: pm.methods.DropConnect(rate=0.2, prior_std=1.0, optimizer=SGD),
+    "emp": lambda: pm.methods.EMP(num_components=3, statistics="component", prior_std=1.0, optimizer=SGD),
+    "ecmp": lambda: pm.methods.ECMP(num_components=3, prior_std=1.0, optimizer=SGD),
     "hmc": lambda: pm.methods.HMC(2, prior_std=1.0, samples=3, burn_in=0.5, optimizer=SGD),
 }
 

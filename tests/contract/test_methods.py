@@ -31,8 +31,14 @@ def run(name, case, **options):
 
 
 def weights(posterior) -> Tensors:
+    """The weights of all members [M, ...]; of one that draws without end, those of its default draws."""
+    drawn = [block.member(i) for block in posterior.draw() for i in range(block.num_members)]
+    return {name: torch.stack([member[name] for member in drawn]) for name in drawn[0]}
+
+
+def own_weights(posterior) -> Tensors:
     drawn = list(posterior.draw())
-    return {n: torch.cat([block.stacked[n] for block in drawn]) for n in drawn[0].stacked}
+    return {name: torch.cat([block.stacked[name] for block in drawn]) for name in drawn[0].stacked}
 
 
 def predictions(posterior, case):
@@ -76,7 +82,10 @@ def test_backends_agree_in_float64(name, case):
 @methods
 def test_members_differ(name):
     posterior = run(name, BY_NAME["mlp"])
-    for tensor in weights(posterior).values():
+    for tensor in own_weights(posterior).values():
+        if posterior.num_members is None:  # draws of few components meet again
+            assert len(tensor.unique(dim=0)) > 1
+            continue
         for i in range(len(tensor)):
             for j in range(i):
                 assert not torch.allclose(tensor[i], tensor[j])
@@ -110,7 +119,7 @@ def test_save_and_load(name, case, tmp_path):
 @methods
 def test_frozen_weights_of_a_module_are_saved_too(name, tmp_path):
     module = pm.models.MLP(4, 3, (6,)).double()
-    module[1].requires_grad_(False)
+    module[0].requires_grad_(False)
     case = BY_NAME["mlp"]
     posterior = pm.fit(SMALL[name](), module, case.data(), likelihood="categorical", epochs=2, progress=False)
     posterior.save(tmp_path / "saved")

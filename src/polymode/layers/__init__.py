@@ -1,5 +1,5 @@
 """Layers whose noise acts on activations."""
 
-from polymode.layers.dropout import SeededDropout
+from polymode.layers.dropout import Masks, SeededDropout
 
-__all__ = ["SeededDropout"]
+__all__ = ["Masks", "SeededDropout"]

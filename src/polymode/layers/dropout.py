@@ -5,10 +5,14 @@ how inputs are cut into chunks, not on what was drawn before. The seed is a buff
 of ``Members`` like any weight.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 
 from polymode.seeds import fold, mix, uniform
+
+Masks = Literal["example", "draw"]
 
 _LAYERS = 1 << 16  # more layers than any network has
 
@@ -25,9 +29,10 @@ def mask_numbers(seed: Tensor, layer: int, first_example: Tensor, shape: torch.S
 class SeededDropout(nn.Module):
     """Replayable ``nn.Dropout``, or (whole channels) ``nn.Dropout1d/2d/3d``, as ``original`` says.
 
-    Inputs [B, ...]; kept values are divided by 1 − p; nothing happens in evaluation mode. A layer that is
-    used several times in one pass draws a new mask each time: ``calls`` counts them and is part of the key;
-    whoever begins a pass sets it to 0.
+    Inputs [B, ...]; kept values are divided by 1 − p; nothing happens in evaluation mode, unless the layer is
+    ``sampled``. masks: one for each example, or one for each draw of the network, which all examples share. A
+    layer that is used several times in one pass draws a new mask each time: ``calls`` counts them and is part
+    of the key; whoever begins a pass sets it to 0.
     """
 
     seed: Tensor
@@ -39,17 +44,22 @@ class SeededDropout(nn.Module):
         self.layer = layer
         self.original = original
         self.calls = 0
+        self.sampled = False
+        self.masks: Masks = "example"
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64))
         self.register_buffer("first_example", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
+        if not (self.training or self.sampled) or self.p == 0:
             return inputs
         whole_channels = self.original is not nn.Dropout
         shape = inputs.shape[:2] + (1,) * (inputs.ndim - 2) if whole_channels else inputs.shape
         key = self.layer + _LAYERS * self.calls
         self.calls += 1
-        kept = mask_numbers(self.seed, key, self.first_example, shape) >= self.p
+        first_example = self.first_example
+        if self.masks == "draw":
+            shape, first_example = torch.Size([1, *shape[1:]]), torch.zeros_like(first_example)
+        kept = mask_numbers(self.seed, key, first_example, torch.Size(shape)) >= self.p
         return inputs * kept.to(inputs.dtype) / (1 - self.p) if self.p < 1 else inputs * 0
 
     def extra_repr(self) -> str:

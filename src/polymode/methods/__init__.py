@@ -4,16 +4,22 @@ from polymode.methods.anchored import Anchored
 from polymode.methods.configuration import make_method
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.hmc import HMC
+from polymode.methods.mc_dropout import MCDropout
+from polymode.methods.model_patching import ECMP, EMP, DropConnect
 from polymode.methods.registry import COMPARED, METHODS
 from polymode.methods.sequential_anchored import SequentialAnchored, split_budget
 from polymode.methods.single import Single
 
 __all__ = [
     "COMPARED",
+    "ECMP",
+    "EMP",
     "HMC",
     "METHODS",
     "Anchored",
     "DeepEnsemble",
+    "DropConnect",
+    "MCDropout",
     "SequentialAnchored",
     "Single",
     "make_method",

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 import torch
+from torch import nn
 
 from polymode.errors import InputError
 from polymode.methods.single import Single
@@ -39,6 +40,12 @@ class DeepEnsemble(Method):
     @property
     def num_chains(self) -> int:
         return self.num_members * self.of.num_chains
+
+    def adapt(self, module: nn.Module) -> nn.Module:
+        return self.of.adapt(module)
+
+    def num_parameters(self, module: nn.Module) -> int:
+        return self.num_members * self.of.num_parameters(module)
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         return self.of.init(problem, generator)

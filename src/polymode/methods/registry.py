@@ -3,12 +3,25 @@
 from polymode.methods.anchored import Anchored
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.hmc import HMC
+from polymode.methods.mc_dropout import MCDropout
+from polymode.methods.model_patching import ECMP, EMP, DropConnect
 from polymode.methods.sequential_anchored import SequentialAnchored
 from polymode.methods.single import Single
 from polymode.training import Method
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (Single, DeepEnsemble, Anchored, SequentialAnchored, HMC)
+    method.name: method
+    for method in (
+        Single,
+        DeepEnsemble,
+        Anchored,
+        SequentialAnchored,
+        MCDropout,
+        DropConnect,
+        EMP,
+        ECMP,
+        HMC,
+    )
 }
 
 # What a comparison runs unless told otherwise: at most eight, the baseline first.

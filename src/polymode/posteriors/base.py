@@ -3,7 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -30,6 +30,8 @@ from polymode.trees import Tree, leaves, length, map_tree
 
 # A block of drawn weights, and the member outputs computed at once, stay below this many bytes.
 BLOCK_BYTES = 2**28
+ACTIVATION_BYTES = 2**27  # of the largest layer, for all members that run at once
+DRAWS = 100  # of a posterior that can be drawn from without end, unless told otherwise
 MANIFEST = "manifest.json"  # of the folder of a run
 
 
@@ -53,7 +55,10 @@ class Posterior(ABC):
     def draw(
         self, num_members: int | None = None, generator: torch.Generator | None = None
     ) -> Iterator[Members]:
-        """Yield members in blocks of bounded memory; None means all that a finite posterior holds."""
+        """Yield members in blocks of bounded memory; None means all that a finite posterior holds.
+
+        One that has no end gives ``DRAWS`` of them. Without a generator the draws are always the same.
+        """
 
     @abstractmethod
     def collapse(self) -> nn.Module:
@@ -67,10 +72,21 @@ class Posterior(ABC):
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
         """Yield (file name, tensors) for everything that has to be saved."""
 
+    def options(self) -> dict[str, Any]:
+        """What is needed beside tensors to rebuild the posterior, as JSON values."""
+        return {}
+
+    @classmethod
+    def adapt(cls, module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+        """Make the changes to a prepared network that this posterior was fitted with."""
+        return module
+
     @classmethod
     @abstractmethod
-    def from_files(cls, network: Network, folder: Path, files: Sequence[str]) -> Self:
-        """Rebuild the posterior from the files of ``tensors()``."""
+    def from_files(
+        cls, network: Network, folder: Path, files: Sequence[str], options: Mapping[str, Any]
+    ) -> Self:
+        """Rebuild the posterior from the files of ``tensors()`` and its ``options()``."""
 
     @property
     def num_parameters(self) -> int:
@@ -92,8 +108,6 @@ class Posterior(ABC):
                 f"num_members={num_members} asked for, this posterior holds {available}. "
                 "Ask for fewer, or None for all."
             )
-        if available is None and num_members is None:
-            raise InputError("This posterior can be drawn from without end: say num_members.")
 
     def with_backend(self, backend: Backend) -> Self:
         """The same posterior, run another way."""
@@ -125,11 +139,23 @@ class Posterior(ABC):
         require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
         with torch.no_grad():
             for block in self.draw(num_members, generator):
-                block = block.to(self.network.device)
-                for start in range(0, num_points, batch_size):
-                    rows = slice(start, min(start + batch_size, num_points))
-                    batch = map_tree(lambda x, rows=rows: x[rows].to(self.network.device), inputs)
-                    yield rows, self._forward(block, batch, first_example + start), block.log_weights.exp()
+                for part in self._at_once(block.to(self.network.device), inputs, batch_size):
+                    for start in range(0, num_points, batch_size):
+                        rows = slice(start, min(start + batch_size, num_points))
+                        batch = map_tree(lambda x, rows=rows: x[rows].to(self.network.device), inputs)
+                        outputs = self._forward(part, batch, first_example + start)
+                        yield rows, outputs, part.log_weights.exp()
+
+    def _at_once(self, block: Members, inputs: Tree, batch_size: int) -> Iterator[Members]:
+        """Cut a block so that the activations of members that run side by side stay bounded."""
+        if self.network.backend == "loop" or block.num_members == 1 or block.num_groups > 1:
+            yield block
+            return
+        row = map_tree(lambda x: x[:1].to(self.network.device), inputs)
+        each = self.network.activation_bytes(block.member(0), row) * min(batch_size, length(inputs))
+        number = max(1, ACTIVATION_BYTES // max(1, each))
+        for start in range(0, block.num_members, number):
+            yield block.between(start, min(start + number, block.num_members))
 
     def _forward(self, block: Members, inputs: Tree, first_example: int) -> Tree:
         network = self.network
@@ -208,9 +234,8 @@ class Posterior(ABC):
         num_points = length(inputs)
         if generator is not None and state is None:
             state = generator.get_state()
-        count = num_members if num_members is not None else self.num_members
         self.check_num_members(num_members)
-        assert count is not None
+        count = num_members or self.num_members or DRAWS
         probe = next(self.outputs(map_tree(lambda x: x[:1], inputs), 1, _copy(generator, state)))[1]
         row_bytes = sum(8 * leaf[0].numel() for leaf in leaves(probe)) * count
         chunk = max(1, min(num_points, BLOCK_BYTES // (8 * row_bytes)))
@@ -282,6 +307,7 @@ class Posterior(ABC):
             "backend": self.network.backend,
             "network": self.network.fingerprint,
             "files": files,
+            "options": self.options(),
             "record": self.record,
         }
         write_json(folder / "posterior.json", manifest)
@@ -349,11 +375,16 @@ def load_posterior(folder: str | Path, model: Model) -> Posterior:
     saved_in_double = any(kind == "float64" for kind, *_ in manifest["network"].values())
     if saved_in_double and all(p.dtype != torch.float64 for p in module.parameters()):
         module = module.double()  # it was fitted with precision="double"
-    network = Network(likelihood.prepare(prepare(module)), likelihood, manifest["backend"])
+    kind, options = POSTERIORS[manifest["kind"]], manifest.get("options", {})
+    try:
+        prepared = kind.adapt(likelihood.prepare(prepare(module)), options)
+    except InputError as error:
+        raise CheckpointError(f"{folder} belongs to another network: {error}") from error
+    network = Network(prepared, likelihood, manifest["backend"])
     check_fingerprint(manifest["network"], network.fingerprint, str(folder))
     for name, expected in manifest["files"].items():
         check_file(folder / name, expected)
     set_tensors(network.module, read_tensors(folder / "constants.safetensors"))
     members = [name for name in manifest["files"] if name != "constants.safetensors"]
-    posterior = POSTERIORS[manifest["kind"]].from_files(network, folder, members)
+    posterior = kind.from_files(network, folder, members, options)
     return replace(posterior, record=manifest["record"])

@@ -2,15 +2,19 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from polymode.errors import CheckpointError
 from polymode.likelihoods import Likelihood
-from polymode.members import Backend, Tensors
+from polymode.members import Backend, Tensors, call_module
 from polymode.surgery import has_convolutions, match_precision, tensors_of
-from polymode.trees import Tree, map_tree
+from polymode.trees import Tree, leaves, map_tree
+
+# Looked up once a module and shape of inputs: a pass to find out costs as much as predicting one example.
+_ACTIVATIONS: "WeakKeyDictionary[nn.Module, dict[tuple, int]]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,29 @@ class Network:
             name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
             for name, tensor in sorted(tensors_of(self.module).items())
         }
+
+    def activation_bytes(self, weights: Tensors, example: Tree) -> int:
+        """Bytes of the largest output of any layer for one example, given as a batch of one."""
+        known = _ACTIVATIONS.setdefault(self.module, {})
+        key = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves(example))
+        if key not in known:
+            sizes = [1]
+
+            def note(_: nn.Module, __: Tree, outputs: Tree) -> None:
+                tensors = [t for t in leaves(outputs) if isinstance(t, Tensor)]
+                sizes.append(sum(t.numel() * t.element_size() for t in tensors))
+
+            hooks = [part.register_forward_hook(note) for part in self.module.modules()]
+            try:
+                with torch.no_grad():
+                    call_module(self.module, weights, self.arrange(example))
+            except (RuntimeError, ValueError, TypeError, IndexError):
+                pass  # the pass itself says what is wrong with the inputs
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            known[key] = max(sizes)
+        return known[key]
 
     def arrange(self, inputs: Tree, *, has_groups: bool = False) -> Tree:
         """Bring inputs [B, ...], or [G, B, ...], to the network's precision and preferred memory format."""

@@ -2,11 +2,11 @@
 
 import copy
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -82,16 +82,7 @@ Block = Members | StoredMembers
 
 def _rows(block: Block, start: int, stop: int) -> Members:
     """Some members of one group."""
-    if isinstance(block, StoredMembers):
-        return block.rows(start, stop)
-    if (start, stop) == (0, block.num_members):
-        return block
-    return Members(
-        {name: tensor[start:stop] for name, tensor in block.stacked.items()},
-        block.shared,
-        log_weights=block.log_weights[start:stop],
-        labels=block.labels[start:stop],
-    )
+    return block.rows(start, stop) if isinstance(block, StoredMembers) else block.between(start, stop)
 
 
 class MemberStore:
@@ -229,7 +220,9 @@ class Particles(Posterior):
             yield f"members-{index:05d}.safetensors", members_to_tensors(members)
 
     @classmethod
-    def from_files(cls, network: Network, folder: Path, files: Sequence[str]) -> Self:
+    def from_files(
+        cls, network: Network, folder: Path, files: Sequence[str], options: Mapping[str, Any]
+    ) -> Self:
         counts = [
             len(read_some(folder / name, lambda n: slice(None) if n == "labels" else None)["labels"])
             for name in sorted(files)

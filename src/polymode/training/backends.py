@@ -1,5 +1,6 @@
 """The choice between ``vmap`` and ``loop``: measured once at the start of a run, then kept."""
 
+import math
 import time
 import warnings
 from dataclasses import dataclass
@@ -10,13 +11,16 @@ import torch
 from polymode.data import Data
 from polymode.errors import CannotVectorise, NonFiniteLoss, unknown_name
 from polymode.members import BACKENDS, Backend, Members, forward_members
-from polymode.training.method import Phase, build_optimizers
+from polymode.posteriors.network import Network
+from polymode.training.method import Method, Phase, build_optimizers
 from polymode.training.objective import Execution
 from polymode.training.setup import SetUp
 
 # On CPU vmap saves the cost of calling small kernels, at most a few milliseconds a member and step. Where
 # a member takes longer than this it cannot pay, and trying it needs the activations of all members at once.
 WORTH_VECTORISING = 0.025
+
+TRIAL_DRAWS, TRIAL_EXAMPLES = 8, 32  # to compare backends for prediction with
 
 AnyBackend = Backend | Literal["auto"]
 
@@ -30,7 +34,7 @@ class Choice:
     step_seconds: dict[str, float]
 
 
-def choose_backend(set_up: SetUp, source: Data, wanted: AnyBackend) -> Choice:
+def choose_backend(set_up: SetUp, method: Method, source: Data, wanted: AnyBackend) -> Choice:
     """Take the backend wanted, or the faster of both for one step of the method's first phase."""
     if wanted not in (*BACKENDS, "auto"):
         raise unknown_name("backend", wanted, (*BACKENDS, "auto"))
@@ -56,7 +60,7 @@ def choose_backend(set_up: SetUp, source: Data, wanted: AnyBackend) -> Choice:
                 )
         chosen = min(BACKENDS, key=lambda name: seconds.get(name, float("inf")))
     rounded = {name: float(f"{value:.3g}") for name, value in seconds.items()}
-    return Choice(chosen, _for_prediction(set_up, source, chosen), rounded)
+    return Choice(chosen, _for_prediction(set_up, method, source, chosen, wanted), rounded)
 
 
 def _step_seconds(set_up: SetUp, backend: Backend, repeats: int = 3) -> float:
@@ -92,18 +96,45 @@ def _quiet_step(phase: Phase, state, batches, execution: Execution) -> bool:
     return True
 
 
-def _for_prediction(set_up: SetUp, source: Data, chosen: Backend) -> Backend:
-    """The same as in training, unless evaluation mode takes a path that cannot be vectorised."""
+def _for_prediction(
+    set_up: SetUp, method: Method, source: Data, chosen: Backend, wanted: AnyBackend
+) -> Backend:
+    """The same as in training, unless evaluation mode takes a path that cannot be vectorised.
+
+    Draws that share most of their weights are another matter than the one network that was trained: which
+    backend is faster for them is measured.
+    """
+    network, device = set_up.problem.network, set_up.problem.execution.device
+    network.module.eval()
+    if wanted == "auto":
+        posterior = method.posterior(set_up.problem, set_up.state.chain(0))
+        if posterior.num_members is None:
+            [block] = posterior.draw(TRIAL_DRAWS)
+            seconds = {b: _pass_seconds(network, block.to(device), source, b) for b in BACKENDS}
+            return min(BACKENDS, key=lambda name: seconds[name])
     if chosen == "loop":
         return "loop"
-    network, device = set_up.problem.network, set_up.problem.execution.device
-    examples = next(iter(source.in_order(2))).map(lambda t: t.to(device))
-    network.module.eval()
     weights = set_up.problem.start(0, torch.Generator())
     two = Members({name: torch.stack([tensor] * 2) for name, tensor in weights.items()})
-    try:
-        with torch.no_grad():
-            forward_members(network.module, two, network.arrange(examples.inputs), backend="vmap")
-    except CannotVectorise:
-        return "loop"
-    return "vmap"
+    return "loop" if math.isinf(_pass_seconds(network, two, source, "vmap", 2)) else "vmap"
+
+
+def _pass_seconds(
+    network: Network, members: Members, source: Data, backend: Backend, num_examples: int = TRIAL_EXAMPLES
+) -> float:
+    """The better time of two passes in evaluation mode; infinite where the backend cannot run the module."""
+    device = network.device
+    examples = next(iter(source.in_order(num_examples))).map(lambda t: t.to(device))
+    timings = []
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        for _ in range(2):
+            began = time.perf_counter()
+            try:
+                forward_members(network.module, members, network.arrange(examples.inputs), backend=backend)
+            except CannotVectorise:
+                return math.inf
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            timings.append(time.perf_counter() - began)
+    return min(timings)

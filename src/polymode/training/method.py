@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polymode.errors import InputError
 from polymode.members import Members, Tensors
@@ -59,10 +59,11 @@ class Problem:
         penalty: Penalty | None = None,
         realise: Callable[[Tensors, Tree], Tensors] | None = None,
         trainable: frozenset[str] | None = None,
+        noise: tuple[str, ...] = (),
     ) -> Objective:
         """The loss of this problem's network and likelihood with a method's own terms."""
         names = self.trainable if trainable is None else trainable
-        return Objective(self.network, names, self.execution, penalty, realise)
+        return Objective(self.network, names, self.execution, penalty, realise, noise)
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,14 @@ class Method(ABC):
     @property
     def num_chains(self) -> int:
         return 1
+
+    def adapt(self, module: nn.Module) -> nn.Module:
+        """Change a prepared copy of the user's network, such as adding noise to it; nothing by default."""
+        return module
+
+    def num_parameters(self, module: nn.Module) -> int:
+        """Numbers that a posterior over this network keeps."""
+        return self.num_chains * sum(p.numel() for p in module.parameters() if p.requires_grad)
 
     @abstractmethod
     def init(self, problem: Problem, generator: torch.Generator) -> State:

@@ -28,6 +28,11 @@ Precision = Literal["full", "bfloat16", "double"]  # double is a matter of the w
 _MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407
 
 
+def next_noise(noise: Tensor) -> Tensor:
+    """The seeds that follow on seeds [M]."""
+    return noise * _MULTIPLIER + _INCREMENT
+
+
 @dataclass
 class Execution:
     """How ``fit`` runs the members; set once at the start of a run.
@@ -59,6 +64,7 @@ class Objective:
     penalty: minus the log prior (or the KL term) of one member, given its trained tensors and its
         part of ``State.own``; divided by N, the number of training observations, never by the batch.
     realise: makes the module's weights from what is trained and ``State.own``; the identity by default.
+    noise: stacked entries that ``realise`` draws from; each gets its member's new seed at every gradient.
     """
 
     network: Network
@@ -66,13 +72,14 @@ class Objective:
     execution: Execution
     penalty: Penalty | None = None
     realise: Callable[[Tensors, Tree], Tensors] | None = None
+    noise: tuple[str, ...] = ()
     _seeds: tuple[str, ...] = field(init=False)
     _recordings: dict[Any, Recording | None] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_seeds", tuple(seed_buffers(self.network.module)))
+        object.__setattr__(self, "_seeds", (*self.noise, *seed_buffers(self.network.module)))
 
     def loss(self, weights: Tensors, own: Tree, of_group: Tree) -> Tensor:
         """The loss of one member on one batch."""
@@ -211,7 +218,8 @@ class Objective:
     def _advance_noise(self, state: "State", rows: slice) -> None:
         """New noise for the members that are evaluated; that of the others stays."""
         if self._seeds or self.execution.uses_global_random:
-            noise = state.noise[rows].mul_(_MULTIPLIER).add_(_INCREMENT)
+            noise = state.noise[rows]
+            noise.copy_(next_noise(noise))
             for name in self._seeds:
                 state.members.stacked[name][rows].copy_(noise)
 

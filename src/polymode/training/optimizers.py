@@ -74,6 +74,11 @@ class Optimizer:
             if option not in accepted and not takes_any:
                 raise unknown_name(f"option of {kind}", option, accepted.keys() - {"params"})
 
+    def with_options(self, **options: Any) -> "Optimizer":
+        """The same with other options for torch's optimiser."""
+        changed = dict(self.options) | options
+        return Optimizer(self.kind, self.lr, decay_all=self.decay_all, clip_norm=self.clip_norm, **changed)
+
     @property
     def factory(self) -> Callable[..., torch.optim.Optimizer]:
         module, _, name = self.kind.rpartition(":")

@@ -18,7 +18,7 @@ class Reporter(Protocol):
     A run either begins, advances and ends, or is skipped because it is finished already.
     """
 
-    def begin(self, title: str, num_epochs: int, done: int = 0) -> None: ...
+    def begin(self, title: str, num_epochs: int, done: float = 0) -> None: ...
 
     def advance(self, epochs: float, detail: str) -> None: ...
 
@@ -34,7 +34,7 @@ class Reporter(Protocol):
 class Silent:
     """Says nothing."""
 
-    def begin(self, title: str, num_epochs: int, done: int = 0) -> None: ...
+    def begin(self, title: str, num_epochs: int, done: float = 0) -> None: ...
 
     def advance(self, epochs: float, detail: str) -> None: ...
 
@@ -69,10 +69,11 @@ class Bars:
         self._total, self._done = 1, 0
         self._next = 0.0
 
-    def begin(self, title: str, num_epochs: int, done: int = 0) -> None:
+    def begin(self, title: str, num_epochs: int, done: float = 0) -> None:
         self.progress.start()
         self._total = num_epochs
-        self._task = self.progress.add_task(title, total=num_epochs, completed=done, amount="", detail="")
+        self._task = self.progress.add_task(title, total=num_epochs, amount="", detail="")
+        self.progress.update(self._task, completed=done)
         self._show_runs(0.0)
 
     def advance(self, epochs: float, detail: str) -> None:
@@ -117,14 +118,14 @@ class Lines:
         self.stream = stream or sys.stderr
         self._title, self._total = "", 1
         self._began = self._next = 0.0
-        self._before = 0  # epochs that were done before this session: they took no time now
+        self._before = 0.0  # epochs that were done before this session: they took no time now
 
-    def begin(self, title: str, num_epochs: int, done: int = 0) -> None:
+    def begin(self, title: str, num_epochs: int, done: float = 0) -> None:
         self._title, self._total = title, num_epochs
         self._began = time.monotonic()
         self._before = done
         self._next = self._began + LINE_SECONDS
-        self.say(f"{title}: {f'goes on at epoch {done:g} of' if done else 'begins,'} {num_epochs} epochs")
+        self.say(f"{title}: {f'goes on at epoch {done:.1f} of' if done else 'begins,'} {num_epochs} epochs")
 
     def advance(self, epochs: float, detail: str) -> None:
         now = time.monotonic()
@@ -153,7 +154,7 @@ class JsonLines:
         self._title, self._total = "", 1
         self._next = 0.0
 
-    def begin(self, title: str, num_epochs: int, done: int = 0) -> None:
+    def begin(self, title: str, num_epochs: int, done: float = 0) -> None:
         self._title, self._total = title, num_epochs
         self._write(progress="begin", run=title, num_epochs=num_epochs)
 

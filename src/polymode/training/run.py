@@ -105,7 +105,7 @@ class Run:
             if folder is not None:
                 folder.began(self.record, "begin")
                 folder.save(self.position.number, self._content())
-        reporter.begin(self.title, round(self.num_epochs), round(self._passes_done()))
+        reporter.begin(self.title, round(self.num_epochs), self._passes_done())
         try:
             # What is asked for during the ending waits until everything is written.
             with Interruption() if folder is not None else nullcontext() as interruption:
@@ -151,7 +151,7 @@ class Run:
 
     def _choose_backend(self, wanted: AnyBackend) -> None:
         began = time.perf_counter()
-        choice = choose_backend(self.made, self.job.sources[0], wanted)
+        choice = choose_backend(self.made, self.job.method, self.job.sources[0], wanted)
         self.problem.execution.backend = choice.training
         self.problem.execution.prediction_backend = choice.prediction
         self.record |= {

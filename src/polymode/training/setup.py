@@ -87,7 +87,7 @@ class SetUp:
 def set_up(job: Job, folder: Path | None) -> SetUp:
     """Build the template, the chains and the phases, and check all input before any training."""
     seed = job.seeds[0]
-    template = make_template(job.model, job.likelihood, seed).to(job.device)
+    template = job.method.adapt(make_template(job.model, job.likelihood, seed)).to(job.device)
     trainable = trainable_names(template)
     exempt = normalisation_and_bias_names(template)
     batches = Batches(job.sources, job.chains, job.seeds, shared_order=job.shared_order)
@@ -100,7 +100,7 @@ def set_up(job: Job, folder: Path | None) -> SetUp:
         uses_global_random=seen.uses_global_random,
     )
     names = own_names(job.model, template, seen.changed, seed)
-    start = Start(job.model, job.likelihood, job.device, names)
+    start = Start(job.model, job.likelihood, job.device, names, job.method.adapt)
     network = Network(template, job.likelihood, always_eval=always_eval(template))
     replayable = all(source.replayable for source in job.sources)
     problem = Problem(network, trainable, exempt, start, execution, replayable=replayable)

@@ -1,6 +1,7 @@
 """Where chains start: a template module and the initial weights of every chain."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,7 @@ class Start:
     likelihood: Likelihood
     device: torch.device
     names: frozenset[str]
+    adapt: Callable[[nn.Module], nn.Module]
 
     def __call__(self, chain: int, generator: torch.Generator) -> Tensors:
         seed = draw_seed(generator)
@@ -44,7 +46,7 @@ class Start:
             module = prepare(self.model)
         else:
             module = prepare_in_place(reinitialised(self.model, seed))
-        tensors = tensors_of(self.likelihood.prepare(module).to(self.device))
+        tensors = tensors_of(self.adapt(self.likelihood.prepare(module)).to(self.device))
         missing = self.names - tensors.keys()
         if missing:
             raise InputError(

@@ -1,0 +1,106 @@
+"""Dropout that stays on: every draw is a thinned network (Gal and Ghahramani 2016)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import nn
+
+from polymode.errors import InputError, require
+from polymode.layers import Masks
+from polymode.members import Tensors
+from polymode.posteriors import ComponentMixture, Posterior
+from polymode.posteriors.component_mixture import SHARED
+from polymode.priors import PriorStd, check_prior_std, gaussian_prior
+from polymode.schedules import Constant, Schedule
+from polymode.selection import Where, check_where, select_layers
+from polymode.surgery import Sampling, random_layers, sample_dropout_of, sampling_of, seed_buffers
+from polymode.training import Method, Optimizer, Over, Phase, Problem, State, check_options, keep_rule
+from polymode.training.method import Keep
+
+
+@dataclass(frozen=True)
+class MCDropout(Method):
+    """p(y | x) = (1/S) Σ_s p(y | x, W ⊙ z_s), every unit's z ~ Bernoulli(1 − rate)/(1 − rate) drawn anew.
+
+    where: None takes the dropout layers that the network has, with their own rates; if it has none, dropout
+    of ``rate`` is put before its output layer. Layers by kind, type or pattern of their names get dropout on
+    their inputs beside it. rate: probability that an input of those layers is dropped. masks: "example", a
+    mask for each example as in usual training, or "draw", one that all examples of a draw share, so that
+    functions are drawn. prior_std: s of the prior N(0, s²) over weights, one number, numbers by pattern of
+    the weights' names, or ``priors.FanIn``; None means none. optimizer: any of ``torch.optim``. schedule: a
+    function of ``Progress`` that multiplies the learning rate. keep: "last", "best" (by validation) or a
+    ``KeepBest``.
+    """
+
+    name: ClassVar[str] = "mc_dropout"
+    summary: ClassVar[str] = "dropout in training and in every draw"
+    cost: ClassVar[str] = (
+        "one member-epoch an epoch; no further parameters; predicts with as many passes as draws"
+    )
+
+    where: Where | None = None
+    rate: float = 0.1
+    masks: Masks = "example"
+    prior_std: PriorStd | None = None
+    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
+    schedule: Schedule = Constant()
+    keep: Keep = "last"
+
+    def __post_init__(self) -> None:
+        require(0 < self.rate < 1, f"rate must be above 0 and below 1, got {self.rate!r}.")
+        check_options(self.optimizer, self.schedule, self.keep)
+        Sampling(self.masks)
+        if self.where is not None:
+            check_where(self.where)
+        if self.prior_std is not None:
+            check_prior_std(self.prior_std)
+
+    def adapt(self, module: nn.Module) -> nn.Module:
+        return sample_dropout_of(module, self._sampling(module))
+
+    def _sampling(self, module: nn.Module) -> Sampling:
+        where = self.where
+        if where is None:
+            where = () if random_layers(module) else ("output",)
+        layers = select_layers(module, where) if where else []
+        for name in layers:
+            if isinstance(module.get_submodule(name), nn.Embedding):
+                raise InputError(
+                    f"{name!r} is an Embedding: its inputs are numbers of rows, which cannot be dropped. "
+                    "Name the layer after it."
+                )
+        return Sampling(self.masks, dict.fromkeys(layers, self.rate))
+
+    def init(self, problem: Problem, generator: torch.Generator) -> State:
+        return State(problem.initial_members(generator))
+
+    def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
+        prior = None
+        if self.prior_std is not None:
+            prior = gaussian_prior(problem.prior_stds(self.prior_std))
+        return [
+            Phase(
+                "train",
+                epochs,
+                problem.objective(prior),
+                optimizers={"all": Over(self.optimizer)},
+                schedule=self.schedule,
+                keep=keep_rule(self.keep),
+            )
+        ]
+
+    def posterior(self, problem: Problem, state: State) -> Posterior:
+        module = problem.network.module
+        drawn = frozenset(seed_buffers(module))
+        chain: Tensors = {
+            SHARED + name: tensor.clone()
+            for name, tensor in state.members.member(0).items()
+            if name not in drawn
+        }
+        sampling = sampling_of(module, self.masks)
+        return ComponentMixture(problem.network, chains=[chain], sampling=sampling)
+
+    def for_budget(self, member_epochs: float) -> tuple[Self, int]:
+        return self, max(1, round(member_epochs))

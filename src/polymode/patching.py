@@ -1,0 +1,271 @@
+"""Model patching for one's own training loop: a copy of a module whose patched layers draw their weights.
+
+The copy is an ordinary ``nn.Module``: every call draws anew, ``parameters()`` are the components, any
+optimiser and any trainer works with it. Layers keep their type and attributes; their weights are parametrised
+(``torch.nn.utils.parametrize``).
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from polymode.errors import InputError, require, require_whole, unknown_name
+from polymode.likelihoods import Likelihood, make_likelihood
+from polymode.members import Backend, Tensors
+from polymode.mixtures import Mixture, family_of, initial_components, mixture_kl, mixture_over
+from polymode.posteriors import ComponentMixture
+from polymode.posteriors.component_mixture import COMPONENTS, SHARED, STATISTICS
+from polymode.posteriors.network import Network
+from polymode.priors import PriorStd, prior_stds
+from polymode.seeds import draw_seed
+from polymode.selection import Where, is_normalisation
+from polymode.surgery import prepare_in_place, reinitialised, tensors_of, trainable_names
+from polymode.trees import Tree
+
+_STATISTICS = "of_components_"  # buffers of a layer with the running statistics of each component
+
+
+class _Drawn(nn.Module):
+    """The parametrisation of one tensor: components [K, ...] to the tensor that was drawn last."""
+
+    def __init__(self, mixture: Mixture, name: str, components: Tensor) -> None:
+        super().__init__()
+        self.mixture, self.name = mixture, name
+        self.register_buffer("index", torch.zeros(1, *[1] * (components.ndim - 1), dtype=torch.uint8))
+        object.__setattr__(self, "_initial", components)
+
+    index: Tensor
+    _initial: Tensor
+
+    def forward(self, components: Tensor) -> Tensor:
+        return self.mixture.choose(components, self.index)[0]
+
+    def right_inverse(self, _: Tensor) -> Tensor:
+        return self._initial
+
+
+def patch(
+    module: nn.Module,
+    where: Where = ("norm", "output"),
+    num_components: int = 5,
+    scheme: str = "ecmp",
+    *,
+    rate: float = 0.1,
+    probabilities: Sequence[float] | None = None,
+    start: Literal["initialiser", "weights"] = "initialiser",
+    spread: float = 0.1,
+    statistics: Literal["shared", "component"] = "shared",
+) -> nn.Module:
+    """Copy a module and let its layers ``where`` draw their weights from components at every call.
+
+    where: kinds ("norm", "input", "output", "all"), types such as "Linear", or patterns of layers' names.
+    scheme: "ecmp" draws for every scalar, "emp" for every layer, "explicit" for the whole module; "dropout"
+        drops inputs of the layers (a mask for each call, not for each example) and "dropconnect" weights,
+        both with probability ``rate``.
+    start: "initialiser" draws the components of Linear, Conv and Embedding layers independently, with
+        ``reset_parameters``; "weights" keeps the module's weights in component 0, the others begin near them.
+    spread: size of the noise that components begin with, where they begin near each other.
+    statistics: running statistics of BatchNorm, "shared" or of each "component" (schemes "emp", "explicit").
+    """
+    family = family_of(scheme, num_components, rate, probabilities)
+    if start not in ("initialiser", "weights"):
+        raise unknown_name("start", start, ("initialiser", "weights"))
+    if statistics not in ("shared", "component"):
+        raise unknown_name("statistics", statistics, ("shared", "component"))
+    if statistics == "component" and family.assignment not in ("layer", "network"):
+        raise InputError(
+            f"statistics='component' needs one component for a whole layer (schemes 'emp', 'explicit'), the "
+            f"scheme is {scheme!r}."
+        )
+    require(isinstance(module, nn.Module), f"patch needs an nn.Module, got {type(module).__name__}.")
+    if any(parametrize.is_parametrized(part) for part in module.modules()):
+        raise InputError("The module has parametrised layers already: patch the plain module.")
+    patched = copy.deepcopy(module)
+    whole = mixture_over(patched, where, family, trainable_names(patched))
+    for layer, names in whole.layers.items():
+        for name in names:
+            if name.rpartition(".")[0] != layer:
+                raise InputError(
+                    f"The weights of {layer!r} are tied to {name!r}, and a patched copy would part them: fit "
+                    "the method 'emp' or 'ecmp', or name other layers in where."
+                )
+    starts = [tensors_of(patched)]
+    fresh = any(not is_normalisation(patched.get_submodule(layer)) for layer in whole.layers)
+    if start == "initialiser" and fresh and not family.drop:
+        starts += [_redrawn(patched, whole) for _ in range(family.num_components - 1)]
+    keep = start == "weights" or bool(family.drop)
+    components = initial_components(whole, patched, starts, None, keep=keep, spread=spread)
+    for layer, names in whole.layers.items():
+        part = patched.get_submodule(layer)
+        own = Mixture(
+            family,
+            {layer: names},
+            {name: whole.shapes[name] for name in names},
+            {name: whole.input_axes[name] for name in names},
+        )
+        for name in names:
+            drawn = _Drawn(own, name, components[name])
+            parametrize.register_parametrization(part, name.rpartition(".")[2], drawn, unsafe=True)
+        if statistics == "component":
+            for name, buffer in list(part.named_buffers(recurse=False)):
+                part.register_buffer(_STATISTICS + name, torch.stack([buffer] * family.num_components))
+        if family.assignment != "network":
+            part.register_forward_pre_hook(_draw_layer)
+    if family.assignment == "network":
+        patched.register_forward_pre_hook(_draw_network)
+    return patched
+
+
+def _redrawn(module: nn.Module, mixture: Mixture) -> Tensors:
+    """Weights of the patched layers as their ``reset_parameters`` draws them."""
+    drawn: Tensors = {}
+    for layer, names in mixture.layers.items():
+        part = module.get_submodule(layer)
+        if is_normalisation(part):
+            continue
+        try:
+            fresh = reinitialised(part, draw_seed(torch.default_generator))
+        except InputError as error:
+            raise InputError(
+                f"The layer {layer!r} holds trained or custom values: say start='weights' to keep them in "
+                f"component 0. ({error})"
+            ) from error
+        for name in names:
+            drawn[name] = fresh.get_parameter(name.rpartition(".")[2]).detach()
+    return drawn
+
+
+def _parts(layer: nn.Module) -> list[_Drawn]:
+    if not parametrize.is_parametrized(layer):
+        return []
+    first = [chain[0] for chain in layer.parametrizations.values()]  # type: ignore[operator, union-attr]
+    return [part for part in first if isinstance(part, _Drawn)]
+
+
+def _assign(layer: nn.Module, seed: Tensor) -> None:
+    parts = _parts(layer)
+    indices = parts[0].mixture.indices(seed.reshape(1))
+    for part in parts:
+        part.index = indices[part.name].to(part.index.device)
+    for name, stacked in list(layer.named_buffers(recurse=False)):
+        if name.startswith(_STATISTICS):
+            chosen = stacked[int(parts[0].index.flatten()[0])]  # a view: BatchNorm moves the component's own
+            layer._buffers[name.removeprefix(_STATISTICS)] = chosen
+
+
+def _draw_layer(layer: nn.Module, _: Tree) -> None:
+    _assign(layer, torch.randint(2**62, ()))
+
+
+def _draw_network(module: nn.Module, _: Tree) -> None:
+    seed = torch.randint(2**62, ())
+    for layer in module.modules():
+        if _parts(layer):
+            _assign(layer, seed)
+
+
+def _patched_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    found = [(name, layer) for name, layer in module.named_modules() if _parts(layer)]
+    require(bool(found), "This module has no patched layer: make it with patch(module, ...).")
+    yield from found
+
+
+def _whole(module: nn.Module) -> Mixture:
+    """The mixture over all patched layers of a module, under the names of the plain one."""
+    own = {name: _parts(layer)[0].mixture for name, layer in _patched_layers(module)}
+    family = next(iter(own.values())).family
+    layers, shapes, axes = {}, {}, {}
+    for name, mixture in own.items():
+        [names] = mixture.layers.values()
+        renamed = {old: f"{name}.{old.rpartition('.')[2]}".lstrip(".") for old in names}
+        layers[name] = tuple(renamed.values())
+        shapes |= {renamed[old]: mixture.shapes[old] for old in names}
+        axes |= {renamed[old]: mixture.input_axes[old] for old in names}
+    return Mixture(family, layers, shapes, axes)
+
+
+def _weights(module: nn.Module) -> Tensors:
+    """Trained numbers under the names of the plain module: components of patched tensors, other weights."""
+    return {
+        name.replace("parametrizations.", "").removesuffix(".original"): parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def kl(module: nn.Module, prior_std: PriorStd = 1.0) -> Tensor:
+    """The KL term of a patched module (Eq. 6), up to a constant, for the prior N(0, s²) over weights.
+
+    It belongs to the whole data set: a loss that is a mean over examples adds it divided by their number.
+    """
+    weights = _weights(module)
+    stds = prior_stds(prior_std, module, frozenset(weights))
+    return mixture_kl(_whole(module), weights, stds)
+
+
+def _plain(module: nn.Module) -> nn.Module:
+    """A copy without parametrisations, its patched tensors as they were drawn last."""
+    plain = copy.deepcopy(module)
+    for _, layer in list(_patched_layers(plain)):
+        # Not torch's remove_parametrizations: copies share a class, and it would take the weights of all.
+        drawn = {name: getattr(layer, name).detach() for name in layer.parametrizations}  # type: ignore
+        del layer._modules["parametrizations"]
+        layer.__class__ = type(layer).__bases__[0]
+        for name, tensor in drawn.items():
+            layer.register_parameter(name, nn.Parameter(tensor))
+        for name in [n for n, _ in layer.named_buffers(recurse=False) if n.startswith(_STATISTICS)]:
+            del layer._buffers[name]
+        _remove_hook(layer)
+    _remove_hook(plain)
+    return plain
+
+
+def _remove_hook(module: nn.Module) -> None:
+    hooks: Mapping = module._forward_pre_hooks
+    for number in [n for n, hook in hooks.items() if hook in (_draw_layer, _draw_network)]:
+        del module._forward_pre_hooks[number]
+
+
+def patched_posterior(
+    module: nn.Module, likelihood: str | Likelihood, *, backend: Backend = "vmap"
+) -> ComponentMixture:
+    """The posterior of a patched module as it is now: to predict, to be scored and to be saved."""
+    likelihood = make_likelihood(likelihood)
+    whole, weights = _whole(module), _weights(module)
+    tensors = {
+        (COMPONENTS if name in whole.names else SHARED) + name: parameter.detach().clone()
+        for name, parameter in weights.items()
+    }
+    plain = _plain(module)
+    statistics = {
+        STATISTICS + name.replace(_STATISTICS, ""): buffer.clone()
+        for name, buffer in module.named_buffers()
+        if name.rpartition(".")[2].startswith(_STATISTICS)
+    }
+    for name, buffer in plain.named_buffers():
+        if STATISTICS + name not in statistics:
+            tensors[SHARED + name] = buffer.detach().clone()
+    network = Network(likelihood.prepare(prepare_in_place(plain)), likelihood, backend)
+    return ComponentMixture(network, mixture=whole, chains=[tensors | statistics])
+
+
+def draw(module: nn.Module, inputs: Tree, num_draws: int | None = None, *, seed: int = 0) -> Tensor:
+    """Outputs [num_draws, B, ...] of networks drawn from a patched module, in evaluation mode.
+
+    num_draws: 100 unless given; of scheme "explicit" each network once. What comes before the first patched
+    layer is computed once.
+    """
+    if num_draws is not None:
+        require_whole("num_draws", num_draws)
+    posterior = patched_posterior(module, "categorical")
+    generator = torch.Generator().manual_seed(seed)
+    blocks: list[list[Tensor]] = []
+    for rows, outputs, _ in posterior.outputs(inputs, num_draws, generator):
+        if rows.start == 0:
+            blocks.append([])
+        blocks[-1].append(outputs)
+    return torch.cat([torch.cat(block, 1) for block in blocks])

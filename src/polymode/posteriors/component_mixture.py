@@ -1,0 +1,209 @@
+"""Networks drawn from components: the posterior of model patching, dropout and DropConnect."""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from polymode.errors import InputError, NotCollapsible
+from polymode.layers import Masks
+from polymode.members import Members, Tensors
+from polymode.mixtures import Family, Mixture
+from polymode.posteriors.base import BLOCK_BYTES, DRAWS, Posterior, register_posterior
+from polymode.posteriors.network import Network, check_fingerprint
+from polymode.seeds import derive_generator
+from polymode.storage import read_tensors
+from polymode.surgery import Sampling, random_layers, sample_dropout_of, seed_buffers
+
+# Where a chain keeps its tensors: K components, what all draws share, learned probabilities of the
+# components [K], running statistics of each component [K, ...].
+COMPONENTS, SHARED, PROBABILITIES, STATISTICS = "components/", "shared/", "probabilities/", "statistics/"
+
+
+def _part(prefix: str, tensors: Tensors) -> Tensors:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+@register_posterior
+@dataclass(frozen=True, repr=False)
+class ComponentMixture(Posterior):
+    """Every draw takes its patched weights from K components and its dropout masks from a seed.
+
+    mixture: which tensors have components, and how they are assigned; None where only dropout is sampled.
+    chains: tensors of each chain, under the prefixes above. sampling: the dropout layers that act when the
+    network predicts. With one assignment for the whole network the K networks are all there is, and
+    ``draw()`` gives each of them once, with its probability; otherwise draws have no end.
+    """
+
+    kind: ClassVar[str] = "component_mixture"
+    mixture: Mixture | None = None
+    chains: Sequence[Tensors] = field(default_factory=list)
+    sampling: Sampling | None = None
+
+    def __repr__(self) -> str:
+        module = type(self.network.module).__name__
+        if self.mixture is None:
+            return f"ComponentMixture(dropout masks of {module}, {self.network.likelihood.kind})"
+        family, number = self.mixture.family, len(self.mixture.shapes)
+        each = f"{family.num_components} components of {number} tensors by {family.assignment}"
+        return f"ComponentMixture({each} × {module}, {self.network.likelihood.kind})"
+
+    @property
+    def _is_explicit(self) -> bool:
+        return self.mixture is not None and self.mixture.family.assignment == "network"
+
+    @property
+    def num_members(self) -> int | None:
+        if not self._is_explicit:
+            return None
+        assert self.mixture is not None
+        return self.mixture.family.num_components * len(self.chains)
+
+    def draw(
+        self, num_members: int | None = None, generator: torch.Generator | None = None
+    ) -> Iterator[Members]:
+        self.check_num_members(num_members)
+        if generator is None:
+            generator = derive_generator(0, "draws")
+        if self._is_explicit:
+            yield from self._networks(num_members, generator)
+            return
+        count = DRAWS if num_members is None else num_members
+        for chain, tensors in enumerate(self.chains):
+            # Draws are spread evenly over chains; each stands for its share of the chain's weight.
+            of_chain = (count * (chain + 1)) // len(self.chains) - (count * chain) // len(self.chains)
+            seeds = torch.randint(2**62, (of_chain,), generator=generator)
+            first = 0
+            for part in seeds.split(self._draws_at_once(tensors)) if of_chain else ():
+                yield self._members(tensors, part, chain, first)
+                first += len(part)
+
+    def _draws_at_once(self, tensors: Tensors) -> int:
+        each = sum(t[0].numel() * t.element_size() for t in _part(COMPONENTS, tensors).values())
+        return max(1, BLOCK_BYTES // max(each, 1024))
+
+    def _members(self, tensors: Tensors, seeds: Tensor, chain: int, first: int) -> Members:
+        device = self.network.device
+        seeds = seeds.to(device)
+        stacked: Tensors = {name: seeds.clone() for name in seed_buffers(self.network.module)}
+        if self.mixture is not None:
+            components = {name: t.to(device) for name, t in _part(COMPONENTS, tensors).items()}
+            probabilities = _part(PROBABILITIES, tensors) or None
+            stacked |= self.mixture.draw(components, seeds, probabilities)
+            statistics = _part(STATISTICS, tensors)
+            if statistics:
+                indices = self.mixture.indices(seeds, probabilities)
+                of_layer = {layer: indices[names[0]] for layer, names in self.mixture.layers.items()}
+                for name, each in statistics.items():
+                    stacked[name] = each.to(device)[of_layer[name.rpartition(".")[0]].flatten().long()]
+        shared = {name: t[None].to(device) for name, t in _part(SHARED, tensors).items()}
+        labels = torch.tensor([[0, chain, first + index] for index in range(len(seeds))])
+        return Members(stacked, shared, labels=labels)
+
+    def _networks(self, num_members: int | None, generator: torch.Generator) -> Iterator[Members]:
+        """The K networks of each chain, in order; fewer than all are spread evenly."""
+        assert self.mixture is not None
+        family, total = self.mixture.family, self.num_members
+        assert total is not None
+        count = total if num_members is None else num_members
+        wanted = [(index * total) // count for index in range(count)]
+        for chain, tensors in enumerate(self.chains):
+            rows = [w % family.num_components for w in wanted if w // family.num_components == chain]
+            if not rows:
+                continue
+            device, number = self.network.device, len(rows)
+            seeds = torch.randint(2**62, (number,), generator=generator).to(device)
+            stacked = {name: seeds.clone() for name in seed_buffers(self.network.module)}
+            stacked |= {name: t[rows].to(device) for name, t in _part(COMPONENTS, tensors).items()}
+            stacked |= {name: t[rows].to(device) for name, t in _part(STATISTICS, tensors).items()}
+            shared = {name: t[None].to(device) for name, t in _part(SHARED, tensors).items()}
+            weights = torch.tensor(family.mixing)[rows].log().to(device)
+            yield Members(stacked, shared, log_weights=weights)
+
+    def collapse(self) -> nn.Module:
+        raise NotCollapsible(
+            "This posterior draws a new network every time; the average of their predictions is not a "
+            "network's. Predict with it: draws share all weights but those that are drawn."
+        )
+
+    def merged(self, others: Sequence[Posterior]) -> "ComponentMixture":
+        chains = list(self.chains)
+        for other in others:
+            if not isinstance(other, ComponentMixture) or other.options() != self.options():
+                raise InputError(
+                    f"A mixture of components cannot be merged with a {other.kind} of other settings."
+                )
+            check_fingerprint(self.network.fingerprint, other.network.fingerprint, "The posterior")
+            chains += other.chains
+        return replace(self, chains=chains)
+
+    # --- saving -----------------------------------------------------------------------------
+
+    def tensors(self) -> Iterator[tuple[str, Tensors]]:
+        for index, tensors in enumerate(self.chains):
+            yield f"chain-{index:05d}.safetensors", tensors
+
+    def options(self) -> dict[str, Any]:
+        mixture = None
+        if self.mixture is not None:
+            mixture = {
+                "family": asdict(self.mixture.family),
+                "layers": {name: list(tensors) for name, tensors in self.mixture.layers.items()},
+                "shapes": {name: list(shape) for name, shape in self.mixture.shapes.items()},
+                "input_axes": dict(self.mixture.input_axes),
+            }
+        return {"mixture": mixture, "sampling": None if self.sampling is None else asdict(self.sampling)}
+
+    @classmethod
+    def adapt(cls, module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+        sampling = options.get("sampling")
+        return module if sampling is None else sample_dropout_of(module, Sampling(**sampling))
+
+    @classmethod
+    def from_files(
+        cls, network: Network, folder: Path, files: Sequence[str], options: Mapping[str, Any]
+    ) -> Self:
+        chains = [read_tensors(folder / name) for name in sorted(files)]
+        mixture, sampling = options["mixture"], options["sampling"]
+        if mixture is not None:
+            family = dict(mixture["family"])
+            given = family["probabilities"]
+            family["probabilities"] = None if given is None else tuple(given)
+            mixture = Mixture(
+                Family(**family),
+                {name: tuple(tensors) for name, tensors in mixture["layers"].items()},
+                {name: tuple(shape) for name, shape in mixture["shapes"].items()},
+                mixture["input_axes"],
+            )
+        sampled = None if sampling is None else Sampling(**sampling)
+        return cls(network, mixture=mixture, chains=chains, sampling=sampled)
+
+
+def sample_dropout(posterior: Posterior, masks: Masks = "example") -> ComponentMixture:
+    """Let the dropout layers of networks that are trained already act in every draw.
+
+    posterior: networks fitted by any method whose members are whole networks, such as ``Single`` or a deep
+    ensemble, of a module with dropout layers. masks: one for each example, or one for each draw.
+    """
+    network = posterior.network
+    if not random_layers(network.module):
+        raise InputError(
+            f"This {type(network.module).__name__} has no dropout layer with a rate above 0 to sample. Fit "
+            "mc_dropout, which adds one, or a network that has some."
+        )
+    if posterior.num_members is None:
+        raise InputError("This posterior draws networks already: its dropout cannot be sampled beside that.")
+    sampling = Sampling(masks)
+    module = sample_dropout_of(copy.deepcopy(network.module), sampling)
+    drawn = frozenset(seed_buffers(module))
+    chains = [
+        {SHARED + name: t.clone() for name, t in block.member(index).items() if name not in drawn}
+        for block in posterior.draw()
+        for index in range(block.num_members)
+    ]
+    changed = replace(network, module=module)
+    return ComponentMixture(changed, chains=chains, sampling=sampling, record=posterior.record)

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from polymode.data.catalogue import DATA
+from polymode.data.corruptions import CORRUPTIONS
 from polymode.data.images import cifar10
 from polymode.data.loading import is_ready, load_task
-from polymode.data.shifted import CORRUPTIONS, SHIFTS, cifar10_shifted
+from polymode.data.shifted import SHIFTS, cifar10_shifted
 from polymode.errors import InputError
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -66,11 +66,6 @@ def read_images(
     Takes a file, a folder (searched with its subfolders) or a list of files. Images of another size are
     resized.
     """
-    require(
-        len(preprocessing.image_shape) == 3,
-        f"The network was not trained on images but on {preprocessing.source or 'arrays'}; it cannot read "
-        "image files.",
-    )
     if isinstance(path_or_files, Path | str):
         root = Path(path_or_files)
         files = _image_files(root) if root.is_dir() else [root]
@@ -82,22 +77,42 @@ def read_images(
         files = [Path(file) for file in path_or_files]
         names = [str(file) for file in files]
         require(len(files) > 0, "The list of image files is empty.")
-    channels, *size = preprocessing.image_shape
-    pixels = np.stack([_pixels(_opened(file), channels == 1, (size[0], size[1])) for file in files])
-    return preprocessing.inputs(_raw(pixels)), names
+    return preprocessing.inputs(_raw(_read_pixels(files, preprocessing))), names
 
 
 def labelled_images(path: Path | str, preprocessing: Preprocessing) -> ArrayData:
     """Images of a folder with class subfolders, prepared and numbered as those a network was trained on."""
+    pixels, labels = labelled_pixels(path, preprocessing)
+    return ArrayData(preprocessing.inputs(_raw(pixels)), torch.from_numpy(labels))
+
+
+def labelled_pixels(
+    path: Path | str, preprocessing: Preprocessing, num_images: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes [N, C, H, W] of a folder with class subfolders, sized and numbered as a network knows them.
+
+    num_images: only so many, spread evenly over the files.
+    """
     path = Path(path)
     names = _class_names(path)
     for name in names:
         if name not in preprocessing.classes:
             raise unknown_name(f"class folder in {path}", name, preprocessing.classes)
     found = _labelled_files(path, names)
-    inputs, _ = read_images(found.files, preprocessing)
+    if num_images is not None and num_images < len(found.files):
+        found = _chosen(found, torch.arange(num_images) * len(found.files) // num_images)
     numbers = torch.tensor([preprocessing.classes.index(name) for name in names])
-    return ArrayData(inputs, numbers[found.labels])
+    return _read_pixels(found.files, preprocessing), numbers[found.labels].numpy()
+
+
+def _read_pixels(files: Sequence[Path], preprocessing: Preprocessing) -> np.ndarray:
+    require(
+        len(preprocessing.image_shape) == 3,
+        f"The network was not trained on images but on {preprocessing.source or 'arrays'}; it cannot read "
+        "image files.",
+    )
+    channels, height, width = preprocessing.image_shape
+    return np.stack([_pixels(_opened(file), channels == 1, (height, width)) for file in files])
 
 
 def _folder_task(

@@ -119,7 +119,7 @@ def load_labelled(spec: str, ready: Preprocessing, folder: Path | str | None = N
     theirs, examples = split.preprocessing, list(split.test.in_order())
     inputs = map_tree(lambda *t: torch.cat(t), *(part.inputs for part in examples))
     if isinstance(inputs, Tensor):  # several inputs are the user's own, and taken as they are
-        inputs = ready.inputs(_raw_again(inputs, theirs))
+        inputs = ready.inputs(theirs.raw(inputs))
     targets = torch.cat([part.targets for part in examples])
     if targets.is_floating_point():
         return ArrayData(inputs, ready.targets(targets * theirs.target_scale + theirs.target_shift))
@@ -163,19 +163,7 @@ def _foreign_inputs(other: Task, ready: Preprocessing, task: Task) -> Tensor:
     )
     inputs = torch.cat(parts)
     _check_same_shape(inputs, other.name, task)
-    return ready.inputs(_raw_again(inputs, other.splits[0].preprocessing))
-
-
-def _raw_again(inputs: Tensor, preprocessing: Preprocessing) -> Tensor:
-    """Undo a standardisation of inputs."""
-    if not preprocessing.input_shift:
-        return inputs
-    shape = (1, -1, *[1] * (inputs.ndim - 2))
-    shift, scale = (
-        torch.tensor(values).reshape(shape)
-        for values in (preprocessing.input_shift, preprocessing.input_scale)
-    )
-    return inputs * scale + shift
+    return ready.inputs(other.splits[0].preprocessing.raw(inputs))
 
 
 def _check_same_shape(inputs: Tensor, name: str, task: Task) -> None:
@@ -213,7 +201,7 @@ def _facts_of(task: Task, expected: Expected, folder: Path) -> Iterator[tuple[st
         if first:
             yield f"first {part} labels", tuple(data.targets[: len(first)].tolist()), first
     if expected.channel_means:
-        means = _raw_again(train.inputs.mean((0, 2, 3))[None], split.preprocessing)[0]
+        means = split.preprocessing.raw(train.inputs.mean((0, 2, 3))[None])[0]
         yield "channel means of the training images", tuple(means.tolist()), expected.channel_means
     if expected.num_features is not None:
         yield "features", train.inputs.shape[1], expected.num_features

@@ -58,6 +58,14 @@ class Preprocessing:
         )
         return ((raw - shift) / scale).float()
 
+    def raw(self, inputs: Tensor) -> Tensor:
+        """Raw inputs [N, ...] from inputs: what ``inputs`` does, undone."""
+        if not self.input_shift:
+            return inputs
+        shape = (1, -1, *[1] * (inputs.ndim - 2))
+        shift, scale = (torch.tensor(v).reshape(shape) for v in (self.input_shift, self.input_scale))
+        return inputs * scale + shift
+
     def targets(self, raw: Tensor) -> Tensor:
         """Targets of a regression from raw ones."""
         return (raw - self.target_shift) / self.target_scale

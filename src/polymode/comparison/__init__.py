@@ -12,6 +12,7 @@ from polymode.comparison.compare import (
 )
 from polymode.comparison.judgement import Judgement, judge
 from polymode.comparison.results import Comparison, Result, Summary
+from polymode.comparison.robustness import Robustness, judge_corrupted
 
 __all__ = [
     "MANIFEST",
@@ -21,6 +22,7 @@ __all__ = [
     "Judgement",
     "Replicate",
     "Result",
+    "Robustness",
     "Summary",
     "check_reference",
     "columns_for",
@@ -28,4 +30,5 @@ __all__ = [
     "fit_replicates",
     "judge",
     "judge_all",
+    "judge_corrupted",
 ]

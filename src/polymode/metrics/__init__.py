@@ -1,6 +1,11 @@
 """Scores of predictives and distances between them. Definitions follow docs/metrics.md."""
 
 from polymode.metrics.calibration import CalibrationBins, calibration_bins, ece, mce
+from polymode.metrics.corruption import (
+    corruption_mean,
+    mean_corruption_error,
+    relative_corruption_error,
+)
 from polymode.metrics.diversity import (
     cosine_similarity,
     disagreement,
@@ -27,15 +32,18 @@ __all__ = [
     "aurc",
     "brier",
     "calibration_bins",
+    "corruption_mean",
     "cosine_similarity",
     "disagreement",
     "ece",
     "interval_coverage",
     "jensen_shannon",
     "mce",
+    "mean_corruption_error",
     "nll",
     "ood_scores",
     "pairwise_kl",
+    "relative_corruption_error",
     "risk_coverage",
     "rmse",
     "total_variation",

@@ -4,14 +4,17 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from polymode.cli.corruptions import CorruptedImages, corruption_table, judge_run, summary_lines
 from polymode.cli.options import ScreenOptions, UsageError, option
 from polymode.cli.output import console, posterior_table, print_json, reporter_of, say
 from polymode.cli.runs import StoredRun
 from polymode.comparison import judge
 from polymode.reference import Reference
-from polymode.storage import write_text
+from polymode.storage import finite, write_text
 
-ABOUT = """Judge the posteriors of a run: on its own test data, or on a table or data set of yours."""
+ABOUT = """Judge the posteriors of a run: on its own test data, or on a table or data set of yours.
+
+With --corruptions: on corrupted test images, a row a corruption."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,17 @@ class EvaluateOptions(ScreenOptions):
         "",
         "file of polymode reference, or FILE.npz:NAME with probabilities: adds distances to it",
     )
+    corruptions: str = option(
+        "", "judge on corrupted images: all (19), standard (15), or names with commas", metavar="NAMES"
+    )
+    severities: str = option("1,2,3,4,5", "severities of the corruptions, with commas")
+    corruption_images: int = option(0, "corrupt only the first so many test images (default: all)")
+    corruption_folder: str = option(
+        "",
+        "folder of corrupted images as CIFAR-10-C or ImageNet-C has them (default: CIFAR-10-C or CIFAR-100-C "
+        "in the data folder if there, or else they are made)",
+    )
+    baseline: str = option("", "folder of another run: adds mCE and relative mCE against it")
     draws: int = option(100, "networks drawn of a posterior that has no end of them")
     out: str = option("", "also write all scores to this .json file")
 
@@ -38,6 +52,12 @@ def run(options: EvaluateOptions) -> None:
     if options.out and Path(options.out).suffix != ".json":
         raise UsageError(f"--out {options.out!r} must end in .json.")
     stored = StoredRun.open(options.run)
+    if options.corruptions:
+        _run_on_corruptions(options, stored)
+        return
+    for name in ("baseline", "corruption_folder", "corruption_images"):
+        if getattr(options, name):
+            raise UsageError(f"--{name.replace('_', '-')} needs --corruptions.")
     reporter = reporter_of(options)
     ood = None
     if options.ood:
@@ -60,5 +80,30 @@ def run(options: EvaluateOptions) -> None:
     title = f"{stored.manifest['method']['name']} on {options.data or 'its test data'}"
     title += f" ({num_examples // len(found)} examples)"
     console().print(posterior_table(title, stored.posterior(0).network.likelihood, found))
+    if options.out:
+        say(options, f"scores   {options.out}")
+
+
+def _run_on_corruptions(options: EvaluateOptions, stored: StoredRun) -> None:
+    """Judge every posterior on corrupted images and print the mean scores of each corruption."""
+    if options.ood or options.reference:
+        raise UsageError("--corruptions is a judgement of its own: leave --ood and --reference out.")
+    images = CorruptedImages.wanted(
+        options.corruptions, options.severities, options.corruption_images, options.corruption_folder
+    )
+    baseline = StoredRun.open(options.baseline) if options.baseline else None
+    reporter = reporter_of(options)
+    judged = judge_run(stored, options.data, images, baseline, options.draws, reporter)
+    reporter.close()
+    documents = judged.documents()
+    if options.out:
+        write_text(Path(options.out), json.dumps(finite(documents), indent=2) + "\n")
+    if options.json:
+        print_json({"run": options.run, "images": judged.source, "posteriors": documents})
+        return
+    title = f"{stored.manifest['method']['name']} on {judged.num_images} corrupted images ({judged.source})"
+    console().print(corruption_table(title, judged))
+    for line in summary_lines(judged):
+        say(options, line)
     if options.out:
         say(options, f"scores   {options.out}")

@@ -72,6 +72,10 @@ class StoredRun:
             )
         return load_posterior(self.folder / self.manifest["posteriors"][index], self.model)
 
+    def place(self, index: int) -> int:
+        """The split that a posterior belongs to; its seeds follow each other."""
+        return index // self.options["seeds"]
+
     def preprocessing(self, index: int) -> Preprocessing:
         return Preprocessing.from_config(self.task["posteriors"][index])
 
@@ -114,7 +118,7 @@ class StoredRun:
         return replace(task, ood=load_inputs_for_ood(spec, task))
 
     def _own_split(self, index: int) -> Split:
-        place, spec = index // self.options["seeds"], self.options["data"]
+        place, spec = self.place(index), self.options["data"]
         task = self.own_task
         trained_on = self.manifest["signature"]["data"][index]
         if place >= len(task.splits) or fingerprint(task.splits[place].train) != trained_on:

@@ -88,8 +88,10 @@ class _Patching(Method):
         trained |= self._components(problem, mixture, start, generator)
         shared = {name: tensor[None] for name, tensor in trained.items()}
         if self._learns_probabilities:
-            equal = torch.zeros(1, mixture.family.num_components, device=problem.execution.device)
-            shared |= {LOGITS + layer: equal.clone() for layer in mixture.layers}
+            shared |= {
+                LOGITS + layer: trained[names[0]].new_zeros(1, mixture.family.num_components)
+                for layer, names in mixture.layers.items()
+            }
         own = {n: t[None].clone() for n, t in start.items() if n not in problem.trainable}
         own |= {
             STATISTICS + name: torch.stack([own[name]] * mixture.family.num_components, 1)

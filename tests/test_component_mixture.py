@@ -1,0 +1,210 @@
+"""The posterior of component mixtures: its draws, what they cost, and what they say together."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import polymode as pm
+from polymode.errors import InputError, NotCollapsible
+from polymode.likelihoods import make_likelihood
+from polymode.members import stack
+from polymode.mixtures import family_of, mixture_over
+from polymode.posteriors.base import ACTIVATION_BYTES, BLOCK_BYTES
+from polymode.posteriors.component_mixture import COMPONENTS, SHARED, ComponentMixture
+from polymode.posteriors.network import Network
+from polymode.surgery import prepare, tensors_of, trainable_names
+
+X = torch.randn(11, 4, generator=torch.Generator().manual_seed(0))
+
+
+def module(width: int = 8, outputs: int = 3) -> nn.Module:
+    layers = (nn.Linear(4, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, outputs))
+    made = nn.Sequential(*layers).eval()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in made.parameters():
+        parameter.data.normal_(generator=generator)
+    return made
+
+
+def posterior(scheme: str, likelihood="categorical", where=("norm", "output"), **options) -> ComponentMixture:
+    made = module(**options)
+    mixture = mixture_over(made, where, family_of(scheme, 3), trainable_names(made))
+    generator = torch.Generator().manual_seed(4)
+    chain = {
+        SHARED + name: tensor.clone()
+        for name, tensor in tensors_of(made).items()
+        if name not in mixture.names
+    }
+    chain |= {
+        COMPONENTS + name: torch.randn(mixture.family.num_components, *shape, generator=generator)
+        for name, shape in mixture.shapes.items()
+    }
+    network = Network(prepare(made), make_likelihood(likelihood), "vmap")
+    return ComponentMixture(network, mixture=mixture, chains=[chain])
+
+
+def by_hand(found: ComponentMixture, seed: torch.Tensor) -> torch.Tensor:
+    """Outputs of the network with one seed, written with plain PyTorch."""
+    [chain] = found.chains
+    assert found.mixture is not None
+    weights = {n.removeprefix(SHARED): t for n, t in chain.items() if n.startswith(SHARED)}
+    for name, index in found.mixture.indices(seed[None]).items():
+        components = chain[COMPONENTS + name]
+        index = index[0].expand(components.shape[1:])
+        weights[name] = sum((index == k).float() * components[k] for k in range(3))
+    return torch.func.functional_call(module(), weights, (X,))
+
+
+@pytest.mark.parametrize("scheme", ["emp", "ecmp"])
+def test_the_predictive_is_the_mean_of_probabilities_over_draws(scheme):
+    found = posterior(scheme)
+    seeds = torch.randint(2**62, (50,), generator=torch.Generator().manual_seed(9))
+    expected = torch.stack([by_hand(found, seed).softmax(-1) for seed in seeds]).mean(0)
+    for backend in ("vmap", "loop"):
+        predicted = found.with_backend(backend).predict(X, 50, torch.Generator().manual_seed(9))
+        assert predicted.num_members == 50
+        torch.testing.assert_close(predicted.mean, expected)
+
+
+def test_mean_and_variance_of_a_regression_are_those_of_appendix_b3():
+    found = posterior("ecmp", pm.likelihoods.FixedGaussian(std=0.5), outputs=1)
+    outputs = torch.cat([o for _, o, _ in found.outputs(X, 400, torch.Generator().manual_seed(2))])
+    predicted = found.predict(X, 400, torch.Generator().manual_seed(2))
+    torch.testing.assert_close(predicted.mean, outputs.mean(0))
+    variance = outputs.double().square().mean(0) - outputs.double().mean(0).square() + 0.25
+    torch.testing.assert_close(predicted.std.double().square(), variance, rtol=1e-4, atol=1e-5)
+
+
+def test_an_explicit_ensemble_is_its_networks():
+    found = posterior("explicit")
+    assert found.num_members == 3
+    [chain] = found.chains
+    shared = {n.removeprefix(SHARED): t for n, t in chain.items() if n.startswith(SHARED)}
+    networks = [
+        shared | {n.removeprefix(COMPONENTS): t[k] for n, t in chain.items() if n.startswith(COMPONENTS)}
+        for k in range(3)
+    ]
+    particles = pm.Particles(found.network, blocks=[stack(networks)])
+    torch.testing.assert_close(found.predict(X).mean, particles.predict(X).mean)
+    assert found.predict(X, 2).num_members == 2
+    with pytest.raises(InputError, match="holds 3"):
+        found.predict(X, 4)
+
+
+def test_draws_replay_and_do_not_depend_on_their_number_or_on_blocks(monkeypatch):
+    found = posterior("ecmp")
+    first = torch.cat([o for _, o, _ in found.outputs(X, 20)])
+    assert torch.equal(first, torch.cat([o for _, o, _ in found.outputs(X, 20)]))
+    monkeypatch.setattr("polymode.posteriors.component_mixture.BLOCK_BYTES", 1024 * 7)
+    monkeypatch.setattr("polymode.posteriors.base.ACTIVATION_BYTES", 11 * 8 * 4 * 3)
+    blocks = [o for rows, o, _ in found.outputs(X, 20)]
+    assert max(len(block) for block in blocks) <= 3
+    torch.testing.assert_close(torch.cat(blocks), first)
+    assert not torch.allclose(first, torch.cat([o for _, o, _ in found.outputs(X, 20, torch.Generator())]))
+
+
+def test_layers_before_the_first_patched_one_run_once_for_all_draws():
+    found = posterior("ecmp", where="output")
+    calls = {"trunk": 0, "head": 0}
+    trunk, head = found.network.module[0], found.network.module[3]
+    trunk.register_forward_hook(lambda *_: calls.update(trunk=calls["trunk"] + 1))
+    shapes = []
+    trunk.register_forward_hook(lambda _, __, out: shapes.append(tuple(out.shape)))
+    head.register_forward_hook(lambda *_: calls.update(head=calls["head"] + 1))
+    found.predict(X, 200)
+    assert calls["trunk"] <= 2, "one pass, and one with one example that finds out how large activations are"
+    assert set(shapes) <= {(11, 8), (1, 8)}, "the trunk is never run once a draw"
+
+
+def test_ten_thousand_draws_of_a_large_layer_stay_bounded():
+    found = posterior("ecmp", where="output", width=1000, outputs=1000)
+    sizes, total = [], 0
+    for block in found.draw(300):
+        sizes.append(block.num_bytes - sum(t.numel() * 4 for t in block.shared.values()))
+        total += block.num_members
+    assert total == 300
+    assert max(sizes) <= BLOCK_BYTES
+    assert found.mixture.indices(torch.arange(2))["3.weight"].element_size() == 1
+    small = posterior("ecmp")
+    answer = small.predict(X, 10_000)
+    assert answer.num_members == 10_000
+    assert len(X) * 8 * 4 * 10_000 < ACTIVATION_BYTES
+
+
+def test_what_cannot_be_asked_of_it():
+    found = posterior("emp")
+    with pytest.raises(NotCollapsible, match="draws a new network every time"):
+        found.collapse()
+    with pytest.raises(InputError, match="num_members must be at least 1, got 0"):
+        found.predict(X, 0)
+    with pytest.raises(InputError, match="cannot be merged"):
+        found.merged([posterior("ecmp")])
+
+
+def test_chains_of_a_merged_mixture_share_the_draws():
+    found = posterior("ecmp")
+    merged = pm.merge([found, found])
+    labels = torch.cat([block.labels for block in merged.draw(7)])
+    assert labels[:, 1].tolist() == [0] * 3 + [1] * 4
+    assert merged.num_parameters == 2 * found.num_parameters
+    trained = sum(p.numel() for p in module().parameters())
+    patched = 8 + 8 + 24 + 3
+    assert found.num_parameters == trained + 2 * patched
+
+
+class TestDropout:
+    """Dropout layers that a trained network has, sampled without training again."""
+
+    def single(self, p: float = 0.3) -> pm.Particles:
+        made = nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Dropout(p), nn.Linear(50, 2)).eval()
+        generator = torch.Generator().manual_seed(3)
+        for parameter in made.parameters():
+            parameter.data.normal_(generator=generator)
+        network = Network(prepare(made), make_likelihood("categorical"), "vmap")
+        weights = {n: t for n, t in tensors_of(network.module).items() if not n.endswith("first_example")}
+        return pm.Particles(network, blocks=[stack([weights])])
+
+    def test_draws_have_the_mean_and_spread_of_dropout(self):
+        single = self.single()
+        sampled = pm.sample_dropout(single)
+        draws = torch.cat([o for _, o, _ in sampled.outputs(X, 4000)]).double()
+        [block] = single.draw()
+        weights = {name: tensor.double() for name, tensor in block.member(0).items()}
+        hidden = (X.double() @ weights["0.weight"].T + weights["0.bias"]).relu()
+        mean = hidden @ weights["3.weight"].T + weights["3.bias"]
+        variance = hidden.square() @ weights["3.weight"].T.square() * 0.3 / 0.7
+        error = (variance / 4000).sqrt()
+        assert float(((draws.mean(0) - mean) / error).abs().max()) < 4.5
+        ratio = draws.var(0) / variance
+        assert float((ratio - 1).abs().max()) < 4.5 * math.sqrt(2 / 4000) * 1.2  # kurtosis of 50 summed flips
+        torch.testing.assert_close(single.predict(X).mean, mean.float().softmax(-1))
+
+    def test_a_draw_has_one_mask_for_all_examples_or_one_for_each(self):
+        same = X[:1].expand(6, -1)
+        by_example = torch.cat([o for _, o, _ in pm.sample_dropout(self.single()).outputs(same, 3)])
+        by_draw = torch.cat([o for _, o, _ in pm.sample_dropout(self.single(), "draw").outputs(same, 3)])
+        for draw in by_draw:
+            assert len(draw.unique(dim=0)) == 1
+        for draw in by_example:
+            assert len(draw.unique(dim=0)) == 6
+        assert len(by_draw[:, 0].unique(dim=0)) == 3
+
+    def test_predictions_do_not_depend_on_how_inputs_are_cut(self):
+        for masks in ("example", "draw"):
+            sampled = pm.sample_dropout(self.single(), masks)
+            torch.testing.assert_close(
+                sampled.predict(X, 20, batch_size=3).mean, sampled.predict(X, 20, batch_size=11).mean
+            )
+
+    def test_it_is_saved_with_its_masks(self, tmp_path):
+        sampled = pm.sample_dropout(self.single(), "draw")
+        sampled.save(tmp_path / "saved")
+        make = lambda: nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Dropout(0.3), nn.Linear(50, 2))  # noqa: E731
+        loaded = pm.load_posterior(tmp_path / "saved", make)
+        assert torch.equal(loaded.predict(X, 30).mean, sampled.predict(X, 30).mean)
+
+    def test_a_network_without_dropout_is_refused(self):
+        with pytest.raises(InputError, match="has no dropout layer with a rate above 0"):
+            pm.sample_dropout(self.single(0.0))

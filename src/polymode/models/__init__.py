@@ -5,7 +5,7 @@ from polymode.models.catalogue import MODELS, Architecture, make_model
 from polymode.models.cnn import MediumCNN, SmallCNN
 from polymode.models.frn import FilterResponseNorm, FRNResNet, resnet20_frn
 from polymode.models.imagenet import ImageNetResNet, resnet18
-from polymode.models.lenet import LeNet
+from polymode.models.lenet import LeNet, LeNet5
 from polymode.models.mlp import MLP
 from polymode.models.pyramidnet import PyramidNet, pyramidnet110
 from polymode.models.resnet import ResNet, resnet8, resnet20, resnet32, resnet56
@@ -22,6 +22,7 @@ __all__ = [
     "FilterResponseNorm",
     "ImageNetResNet",
     "LeNet",
+    "LeNet5",
     "MeanEmbedding",
     "MediumCNN",
     "PyramidNet",

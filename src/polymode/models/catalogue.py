@@ -14,7 +14,7 @@ from polymode.models.alexnet import AlexNet
 from polymode.models.cnn import MediumCNN, SmallCNN
 from polymode.models.frn import resnet20_frn
 from polymode.models.imagenet import resnet18
-from polymode.models.lenet import LeNet
+from polymode.models.lenet import LeNet, LeNet5
 from polymode.models.mlp import MLP
 from polymode.models.pyramidnet import pyramidnet110
 from polymode.models.resnet import resnet8, resnet20, resnet32, resnet56
@@ -97,6 +97,7 @@ MODELS: dict[str, Architecture] = {
         Architecture("resnet20_frn", "images", "residual, no BatchNorm (FRN), swish", resnet20_frn),
         Architecture("alexnet", "images", "five convolutions, swish", AlexNet, square=True),
         Architecture("lenet", "images", "two 5×5 convolutions, 6-16 channels", LeNet, square=True),
+        Architecture("lenet5", "images", "LeNet-5 with BatchNorm; option batch_norm", LeNet5, square=True),
         Architecture("text", "tokens", "mean of embeddings, one hidden layer", MeanEmbedding),
         Architecture("cnn_lstm", "tokens", "embeddings, one convolution, an LSTM", CNNLSTM),
     )

@@ -1,6 +1,7 @@
 """Figures from plain lists and arrays, drawn with plotly; they know nothing of networks."""
 
 from polymode.plots.calibration import coverage_figure, reliability_figure
+from polymode.plots.draws import draws_figure
 from polymode.plots.histograms import doubt_figure, spread_figure
 from polymode.plots.price import gain_figure, price_figure
 from polymode.plots.similarity import similarity_figure
@@ -9,6 +10,7 @@ from polymode.plots.trace import trace_figure
 __all__ = [
     "coverage_figure",
     "doubt_figure",
+    "draws_figure",
     "gain_figure",
     "price_figure",
     "reliability_figure",

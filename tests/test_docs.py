@@ -8,8 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "docs/guide.md", "docs/own-loop.md", "docs/data.md"]
-PAGES += [f"docs/methods/{name}.md" for name in ("anchored", "sequential_anchored", "hmc")]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
+PAGES += [str(page.relative_to(ROOT)) for page in METHOD_PAGES if BLOCK.search(page.read_text())]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -25,13 +25,13 @@ from polymode.data.uci import uci
 from polymode.likelihoods import FixedGaussian
 
 PRECISION = 0.1  # τ of the output, in the units of the data
-OPTIMIZER = pm.Optimizer("Adam", lr=1e-3, weight_decay=0.01)
 PATCHED = {"batch_norm": "after", "input_norm": True, "norm_scale": 0.2}
+DROPPED = {"dropout": 0.005, "input_dropout": True}
 METHODS = {
-    "ecmp": (pm.methods.ECMP(where=("norm",), num_components=5, optimizer=OPTIMIZER), PATCHED),
-    "emp": (pm.methods.EMP(where=("norm",), num_components=5, optimizer=OPTIMIZER), PATCHED),
-    "dropout": (pm.methods.MCDropout(optimizer=OPTIMIZER), {"dropout": 0.005, "input_dropout": True}),
-    "ensemble": (pm.methods.DeepEnsemble(5, of=pm.methods.Single(optimizer=OPTIMIZER)), {}),
+    "ecmp": (lambda adam: pm.methods.ECMP(where="norm", num_components=5, optimizer=adam), PATCHED),
+    "emp": (lambda adam: pm.methods.EMP(where="norm", num_components=5, optimizer=adam), PATCHED),
+    "dropout": (lambda adam: pm.methods.MCDropout(optimizer=adam), DROPPED),
+    "ensemble": (lambda adam: pm.methods.DeepEnsemble(5, of=pm.methods.Single(optimizer=adam)), {}),
 }
 COLUMNS = ("set", "method", "splits", "epochs", "draws", "rmse", "rmse_se", "lpd", "lpd_se", "seconds")
 
@@ -64,20 +64,22 @@ def run(name: str, method: str, options: argparse.Namespace) -> dict[str, object
     splits = [raw(split) for split in task.splits] if options.raw_targets else task.splits
     inputs = task.splits[0].train.inputs.shape[1]
     width = 100 if name == "protein" else 50
-    how, layers = METHODS[method]
+    make, layers = METHODS[method]
+    adam = pm.Optimizer("Adam", lr=1e-3, weight_decay=options.weight_decay)
+    suffix = "-raw" * options.raw_targets + f"-{options.weight_decay}" * (options.weight_decay != 0.01)
 
     def network() -> torch.nn.Module:
         return pm.models.MLP(inputs, 1, hidden=(width,), **layers)
 
     began = time.perf_counter()
     posteriors = pm.fit(
-        how,
+        make(adam),
         network,
         [split.train for split in splits],
         likelihood=FixedGaussian(std=math.sqrt(0.5)),  # −log density is then the squared error
         epochs=options.epochs,
         seed=list(range(len(splits))),
-        run_dir=options.runs / f"{name}-{method}-{options.epochs}{'-raw' * options.raw_targets}",
+        run_dir=options.runs / f"{name}-{method}-{options.epochs}{suffix}",
         resume=True,
     )
     seconds = time.perf_counter() - began
@@ -100,6 +102,7 @@ def main() -> None:
     parser.add_argument("--sets", default="yacht,boston,energy,concrete,wine")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--raw-targets", action="store_true", help="train on targets as they are")
+    parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--epochs", type=int, default=4000)
     parser.add_argument("--splits", type=int, default=None, help="only the first so many")
     parser.add_argument("--draws", type=int, default=10_000)

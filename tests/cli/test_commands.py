@@ -474,6 +474,22 @@ def test_methods_are_listed_and_explained(tmp_path):
     assert {entry["name"] for entry in listed} >= {"single", "deep_ensemble"}
 
 
+def test_methods_count_what_they_keep_of_a_network(tmp_path):
+    some = ["methods", "emp,norm=emp", "--model", "resnet20", "--count", "--set", "norm.where=norm"]
+    shown = polymode(*some, cwd=tmp_path).stdout
+    assert "272,474" not in shown
+    counted = json.loads(polymode(*some, "--json", cwd=tmp_path).stdout)["methods"]
+    channels = 16 * 7 + 32 * 7 + 64 * 7
+    assert counted["norm"]["parameters"] == 272_474 + 4 * 2 * channels
+    assert counted["emp"]["parameters"] == 272_474 + 4 * (2 * channels + 650)
+    assert f"{counted['emp']['parameters']:,}" in shown
+    without = json.loads(polymode(*some, "--json", "--without-norm", cwd=tmp_path).stdout)["methods"]
+    assert without["norm"]["parameters"] == 272_474 + 3 * 2 * channels
+    assert "--count needs --model" in the_line(polymode("methods", "--count", cwd=tmp_path, code=2))
+    wrong = polymode("methods", "--model", "resnet20", "--count", "--shape", "big", cwd=tmp_path, code=2)
+    assert "--shape 'big': write sizes with commas" in the_line(wrong)
+
+
 # --- data --------------------------------------------------------------------------------------------
 
 

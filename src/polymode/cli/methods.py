@@ -8,26 +8,41 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from torch import nn
 
-from polymode.cli.options import ScreenOptions, option
+from polymode.cli.jobs import make_methods, wanted_methods
+from polymode.cli.options import ScreenOptions, UsageError, option
 from polymode.cli.output import console, print_json
 from polymode.errors import unknown_name
-from polymode.methods import COMPARED, METHODS
+from polymode.methods import COMPARED, METHODS, parameter_counts
+from polymode.models import MODELS, make_model
 from polymode.training import Method
 from polymode.training.method import describe
 
-ABOUT = """List the methods, or explain one: its equation, its cost and its options."""
+ABOUT = """List the methods, explain one (its equation, cost and options), or count what each keeps."""
 
 
 @dataclass(frozen=True)
 class MethodsOptions(ScreenOptions):
     """Options of ``polymode methods``."""
 
-    name: str = option("", "method to explain", place="argument")
+    name: str = option(
+        "", "method to explain; with --count those to count, such as emp,bn=emp", place="argument"
+    )
+    model: str = option("", "network to count the parameters of: a name, or package.module:callable")
+    count: bool = option(False, "with --model: parameters that each method keeps, and the overhead")
+    shape: str = option("", "with --count: shape of an example, 3,32,32 for images", metavar="SIZES")
+    without_norm: bool = option(
+        False, "with --count: leave one copy of the normalisation layers out, as Table 3 of paper 002 does"
+    )
+    set: dict[str, Any] = option({}, "set an option of the model or of a method; may be repeated")
 
 
 def run(options: MethodsOptions) -> None:
     """List or explain."""
+    if options.count or options.model:
+        _count(options)
+        return
     if not options.name:
         _list(options)
         return
@@ -57,6 +72,45 @@ def run(options: MethodsOptions) -> None:
         table.add_row(*row)
     out.print(table)
     out.print(f"\nexample: polymode train --method {method.name}", markup=False)
+
+
+def _count(options: MethodsOptions) -> None:
+    if not options.model:
+        raise UsageError("--count needs --model: the network to count, such as --model resnet18.")
+    wanted = wanted_methods(options.name, tuple(METHODS))
+    methods = make_methods(wanted, options.set, {})
+    counts = parameter_counts(_network(options), methods, count_norm=not options.without_norm)
+    if options.json:
+        content = {name: dataclasses.asdict(count) for name, count in counts.items()}
+        print_json({"model": options.model, "methods": content})
+        return
+    table = Table("method", "parameters", "overhead", "", box=SIMPLE_HEAD, pad_edge=False)
+    table.columns[1].justify = table.columns[2].justify = "right"
+    for name, count in counts.items():
+        number = "–" if count.parameters is None else f"{count.parameters:,}"
+        overhead = "–" if count.overhead is None else f"{100 * count.overhead:,.3g} %"
+        table.add_row(name, number, overhead, count.note)
+    console().print(table)
+
+
+def _network(options: MethodsOptions) -> nn.Module:
+    settings = options.set.get("model", {})
+    shape: tuple[int, ...] = ()
+    outputs = 10
+    if options.model in MODELS:
+        architecture = MODELS[options.model]
+        shape = {"table": (8,), "images": (3, 32, 32), "tokens": (100,)}[architecture.takes]
+        own = inspect.signature(architecture.build).parameters.get("num_classes")
+        outputs = outputs if own is None else own.default
+    if options.shape:
+        try:
+            shape = tuple(int(size) for size in options.shape.split(","))
+        except ValueError:
+            raise UsageError(
+                f"--shape {options.shape!r}: write sizes with commas, such as 3,32,32."
+            ) from None
+    made = make_model(options.model, shape, outputs, settings)
+    return made if isinstance(made, nn.Module) else made()
 
 
 def _list(options: MethodsOptions) -> None:

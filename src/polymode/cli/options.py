@@ -111,7 +111,8 @@ def _add(parser: argparse.ArgumentParser, each: dataclasses.Field, annotation: A
         parser.add_argument("--set", action="append", metavar="PATH=VALUE", help=explanation)
         return
     if annotation is bool:
-        parser.add_argument(f"--{name}", action="store_true", default=argparse.SUPPRESS, help=explanation)
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=explanation)
         return
     options: dict[str, Any] = {"help": explanation}
     if metadata["choices"]:
@@ -235,7 +236,7 @@ def command_line(command: str, options: ScreenOptions) -> str:
         if each.name == "set":
             words += [f"--set={path}={json.dumps(leaf)}" for path, leaf in _leaves(value)]
         elif value != each.default and value is True:
-            words.append(f"--{each.name}")
+            words.append(f"--{each.name.replace('_', '-')}")
         elif value != each.default:
             words.append(f"--{each.name.replace('_', '-')}={value}")
     return shlex.join(words)

@@ -2,6 +2,7 @@
 
 from polymode.methods.anchored import Anchored
 from polymode.methods.configuration import make_method
+from polymode.methods.counting import ParameterCount, parameter_counts
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.hmc import HMC
 from polymode.methods.mc_dropout import MCDropout
@@ -20,8 +21,10 @@ __all__ = [
     "DeepEnsemble",
     "DropConnect",
     "MCDropout",
+    "ParameterCount",
     "SequentialAnchored",
     "Single",
     "make_method",
+    "parameter_counts",
     "split_budget",
 ]

@@ -45,6 +45,7 @@ class HMC(Method):
 
     name: ClassVar[str] = "hmc"
     summary: ClassVar[str] = "full-batch Hamiltonian Monte Carlo, the reference"
+    kept: ClassVar[str] = "for each sample of a chain"
     cost: ClassVar[str] = (
         "chains member-epochs a gradient pass; thousands of passes; predicts with chains × samples passes"
     )

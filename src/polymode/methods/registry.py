@@ -25,4 +25,12 @@ METHODS: dict[str, type[Method]] = {
 }
 
 # What a comparison runs unless told otherwise: at most eight, the baseline first.
-COMPARED: tuple[str, ...] = ("single", "deep_ensemble", "anchored", "sequential_anchored")
+COMPARED: tuple[str, ...] = (
+    "single",
+    "deep_ensemble",
+    "anchored",
+    "sequential_anchored",
+    "mc_dropout",
+    "emp",
+    "ecmp",
+)

@@ -65,6 +65,7 @@ class SequentialAnchored(Method):
 
     name: ClassVar[str] = "sequential_anchored"
     summary: ClassVar[str] = "one long anchored training, then many short ones while the anchor walks"
+    kept: ClassVar[str] = "for each training of a chain"
     cost: ClassVar[str] = "chains member-epochs an epoch; predicts with a pass for every training"
 
     chains: int | None = None

@@ -1,5 +1,7 @@
 """Configs of the experiments: the command line takes each, and budgets are divided as in the papers."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,36 @@ def test_other_configs_can_be_followed(path):
     for method in methods.values():
         sized, epochs = method.for_budget(options.budget)
         assert sized.num_chains * epochs == pytest.approx(options.budget, rel=0.05)
+
+
+# --- paper 002 -----------------------------------------------------------------------------------------------
+
+PAPER_002 = sorted((EXPERIMENTS / "model_patching").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PAPER_002, ids=lambda p: p.stem)
+def test_tables_of_paper_002(path):
+    options, methods = read(path)
+    assert options.model in MODELS
+    assert options.draws == 200
+    assert options.set["data"]["batch_size"] == 256
+    penalty = 0.001 / 256
+    for label, method in methods.items():
+        if label in ("vanilla", "dropout"):
+            assert method.optimizer.options["weight_decay"] == pytest.approx(2 * penalty)
+        else:
+            assert method.l2 == pytest.approx(penalty)
+            assert method.num_components == 5
+            assert ("output" in method.where) == (not label.endswith("norm"))
+    assert methods["dropout"].where == ("norm",)
+    assert methods["dropout"].rate == 0.005
+    assert options.budget == {"imagenet": 100, "cifar100-pyramidnet": 400}[path.stem]
+
+
+@pytest.mark.parametrize("script", ["uci", "calibration", "prior_functions"])
+def test_scripts_say_what_they_do(script):
+    path = EXPERIMENTS / "model_patching" / f"{script}.py"
+    shown = subprocess.run(
+        [sys.executable, path, "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "of paper 002" in shown or "model patching" in shown

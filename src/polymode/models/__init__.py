@@ -9,7 +9,8 @@ from polymode.models.lenet import LeNet, LeNet5
 from polymode.models.mlp import MLP
 from polymode.models.pyramidnet import PyramidNet, pyramidnet110
 from polymode.models.resnet import ResNet, resnet8, resnet20, resnet32, resnet56
-from polymode.models.text import CNNLSTM, LSTM, MeanEmbedding
+from polymode.models.text import CNNLSTM, LSTM, CharacterLSTM, MeanEmbedding
+from polymode.models.wideresnet import WideResNet, wrn16_2, wrn28_10, wrn28_14
 
 __all__ = [
     "CNNLSTM",
@@ -18,6 +19,7 @@ __all__ = [
     "MODELS",
     "AlexNet",
     "Architecture",
+    "CharacterLSTM",
     "FRNResNet",
     "FilterResponseNorm",
     "ImageNetResNet",
@@ -28,6 +30,7 @@ __all__ = [
     "PyramidNet",
     "ResNet",
     "SmallCNN",
+    "WideResNet",
     "make_model",
     "pyramidnet110",
     "resnet8",
@@ -36,4 +39,7 @@ __all__ = [
     "resnet20_frn",
     "resnet32",
     "resnet56",
+    "wrn16_2",
+    "wrn28_10",
+    "wrn28_14",
 ]

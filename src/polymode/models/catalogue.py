@@ -18,7 +18,8 @@ from polymode.models.lenet import LeNet, LeNet5
 from polymode.models.mlp import MLP
 from polymode.models.pyramidnet import pyramidnet110
 from polymode.models.resnet import resnet8, resnet20, resnet32, resnet56
-from polymode.models.text import CNNLSTM, MeanEmbedding
+from polymode.models.text import CNNLSTM, CharacterLSTM, MeanEmbedding
+from polymode.models.wideresnet import wrn16_2, wrn28_10, wrn28_14
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,21 @@ MODELS: dict[str, Architecture] = {
             "residual, BatchNorm, widened from 16 to 16 + alpha; options alpha, dropout",
             pyramidnet110,
         ),
+        Architecture("wrn16_2", "images", "wide residual, depth 16, width 2; option dropout", wrn16_2),
+        Architecture("wrn28_10", "images", "wide residual, depth 28, width 10; option dropout", wrn28_10),
+        Architecture("wrn28_14", "images", "wide residual, depth 28, width 14; option dropout", wrn28_14),
         Architecture("resnet20_frn", "images", "residual, no BatchNorm (FRN), swish", resnet20_frn),
         Architecture("alexnet", "images", "five convolutions, swish", AlexNet, square=True),
         Architecture("lenet", "images", "two 5×5 convolutions, 6-16 channels", LeNet, square=True),
         Architecture("lenet5", "images", "LeNet-5 with BatchNorm; option batch_norm", LeNet5, square=True),
         Architecture("text", "tokens", "mean of embeddings, one hidden layer", MeanEmbedding),
         Architecture("cnn_lstm", "tokens", "embeddings, one convolution, an LSTM", CNNLSTM),
+        Architecture(
+            "char_lstm",
+            "tokens",
+            "embeddings, an LSTM; outputs for every symbol; options width, hidden, initial_range",
+            CharacterLSTM,
+        ),
     )
 }
 

@@ -5,30 +5,9 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polymode.models.dropout import dropout_layer, projection
+from polymode.models.dropout import dropout_layer
 from polymode.models.initialisation import initialise_by_fan_out
-
-
-class ImageNetBlock(nn.Module):
-    """conv–BN–ReLU–conv–BN, plus the input, then ReLU; a 1×1 convolution with BN where shapes change."""
-
-    def __init__(self, in_channels: int, channels: int, stride: int, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False)
-        self.dropout1 = dropout_layer(dropout)
-        self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.dropout2 = dropout_layer(dropout)
-        self.bn2 = nn.BatchNorm2d(channels)
-        self.downsample = (
-            nn.Identity()
-            if stride == 1 and in_channels == channels
-            else projection(in_channels, channels, stride, dropout)
-        )
-
-    def forward(self, images: Tensor) -> Tensor:
-        out = F.relu(self.bn1(self.dropout1(self.conv1(images))))
-        return F.relu(self.bn2(self.dropout2(self.conv2(out))) + self.downsample(images))
+from polymode.models.resnet import Block
 
 
 class ImageNetResNet(nn.Module):
@@ -67,10 +46,8 @@ class ImageNetResNet(nn.Module):
 
 
 def _stack(in_channels: int, channels: int, num_blocks: int, stride: int, dropout: float) -> nn.Sequential:
-    first = ImageNetBlock(in_channels, channels, stride, dropout)
-    return nn.Sequential(
-        first, *(ImageNetBlock(channels, channels, 1, dropout) for _ in range(num_blocks - 1))
-    )
+    first = Block(in_channels, channels, stride, dropout)
+    return nn.Sequential(first, *(Block(channels, channels, 1, dropout) for _ in range(num_blocks - 1)))
 
 
 def resnet18(num_classes: int = 1000, in_channels: int = 3, dropout: float = 0.0) -> ImageNetResNet:

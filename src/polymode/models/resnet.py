@@ -7,7 +7,10 @@ from polymode.models.dropout import dropout_layer, projection
 
 
 class Block(nn.Module):
-    """conv–BN–ReLU–conv–BN, plus the input, then ReLU; a 1×1 convolution with BN where shapes change."""
+    """conv–BN–ReLU–conv–BN, plus the input, then ReLU; a 1×1 convolution with BN where shapes change.
+
+    Parameters are named as in torchvision.
+    """
 
     def __init__(self, in_channels: int, channels: int, stride: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -17,7 +20,7 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.dropout2 = dropout_layer(dropout)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.shortcut = (
+        self.downsample = (
             nn.Identity()
             if stride == 1 and in_channels == channels
             else projection(in_channels, channels, stride, dropout)
@@ -25,7 +28,7 @@ class Block(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.dropout1(self.conv1(images))))
-        return F.relu(self.bn2(self.dropout2(self.conv2(out))) + self.shortcut(images))
+        return F.relu(self.bn2(self.dropout2(self.conv2(out))) + self.downsample(images))
 
 
 class ResNet(nn.Module):

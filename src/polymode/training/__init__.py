@@ -1,5 +1,6 @@
 """Training: the contract of a method and the one loop that runs it."""
 
+from polymode.training.descent import Descent
 from polymode.training.epoch import Epoch
 from polymode.training.events import epochs_of, read_events
 from polymode.training.fit import fit
@@ -18,6 +19,7 @@ from polymode.training.optimizers import MemberOptimizer, Optimizer, clip_each
 from polymode.training.state import State
 
 __all__ = [
+    "Descent",
     "Epoch",
     "KeepBest",
     "MemberOptimizer",

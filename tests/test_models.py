@@ -136,7 +136,6 @@ SEQUENTIAL = {
     "resnet20_frn": (resnet20_frn, lambda: torch.randn(3, 3, 8, 8)),
     "alexnet": (lambda: AlexNet(image_size=8), lambda: torch.randn(3, 3, 8, 8)),
     "lenet": (lambda: LeNet(7, image_size=16), lambda: torch.randn(3, 3, 16, 16)),
-    "lenet5": (lambda: LeNet5(image_size=20).eval(), lambda: torch.randn(3, 3, 20, 20)),
     "cnn_lstm": (
         lambda: CNNLSTM(vocabulary=50, width=6, channels=5, hidden=4),
         lambda: torch.randint(50, (3, 21)),
@@ -269,3 +268,23 @@ def test_cnn_lstm_is_a_convolution_of_sequences_and_an_lstm(float64):
     torch.testing.assert_close(
         module(tokens), module.classifier(module.lstm(pooled.transpose(1, 2))[:, -1]), check_stride=False
     )
+
+
+def test_lenet5_normalises_behind_each_hidden_activation(float64):
+    module = LeNet5(3, 1, image_size=20).eval()
+    for name, tensor in module.named_buffers():
+        if name.endswith(("mean", "var")):
+            tensor.uniform_(0.5, 2.0)
+    images = torch.randn(4, 1, 20, 20)
+
+    def block(x, layer, norm):
+        x = layer(x).relu()
+        shape = (1, -1, *[1] * (x.ndim - 2))
+        std = (norm.running_var + norm.eps).sqrt()
+        return (x - norm.running_mean.reshape(shape)) / std.reshape(shape)
+
+    features, classifier = module.features, module.classifier
+    x = F.max_pool2d(block(images, features[0], features[2]), 2)
+    x = F.max_pool2d(block(x, features[4], features[6]), 2).flatten(1)
+    x = block(block(x, classifier[0], classifier[2]), classifier[3], classifier[5])
+    torch.testing.assert_close(module(images), classifier[6](x))

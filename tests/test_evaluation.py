@@ -103,3 +103,18 @@ def test_multi_label_and_tokens():
     test = case.data(6, seed=3)
     scores = pm.evaluate(posterior, test)
     assert scores["nll"] == pytest.approx(-posterior.log_prob(test.inputs, test.targets).mean().item())
+    p = posterior.predict(test.inputs).mean.flatten(0, 1)
+    bits = metrics.bits_per_character(p, test.targets.flatten())
+    assert bits == pytest.approx(-p[range(len(p)), test.targets.flatten()].log2().mean().item(), rel=1e-5)
+    assert scores["bits_per_character"] == pytest.approx(bits, rel=1e-5)
+    case, posterior = fitted("mlp")
+    assert "bits_per_character" not in pm.evaluate(posterior, case.data(20))
+
+
+def test_foreign_tokens_are_points():
+    case, posterior = fitted("tied_tokens")
+    test, foreign = case.data(6, seed=3), case.data(4, seed=4)
+    found = pm.evaluate(posterior, test, ood=foreign.inputs)["ood_entropy_auroc"]
+    ordinary, other = (posterior.predict(data.inputs).entropy.flatten() for data in (test, foreign))
+    above = (other[:, None] > ordinary).double() + 0.5 * (other[:, None] == ordinary)
+    assert found == pytest.approx(above.mean().item())

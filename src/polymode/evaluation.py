@@ -49,7 +49,8 @@ def evaluate(
     target_scale: what targets of a regression were divided by; scores are in the units they had before.
 
     Classes: accuracy, nll, brier, ece, mce, aurc, mutual_information, top5, and where asked for
-    ood_<score>_<auroc|aupr|fpr95>, agreement, total_variation; tokens that are ignored do not count.
+    ood_<score>_<auroc|aupr|fpr95>, agreement, total_variation; where targets are tokens,
+    bits_per_character as well, and tokens that are ignored do not count.
     Bernoulli: accuracy, nll (summed over an example's labels). Gaussians: rmse, log_density, coverage90,
     coverage95, mean_std, and with a reference wasserstein1, wasserstein2 (in the units the network sees).
     Sample weights do not count here.
@@ -125,12 +126,16 @@ def evaluated(
     observed = likelihood.observed(targets).to(log_prob.device)
     scores = _classification(predictive, targets, likelihood.ignore_index)
     scores["nll"] = -log_prob.double()[observed].mean().item()  # in logarithms: no underflow
+    if targets.ndim > 1:
+        scores["bits_per_character"] = scores["nll"] / math.log(2)
     foreign = None
     if ood is not None:
         foreign = posterior.predict(_inputs(ood), num_members, same_draws())
         assert isinstance(foreign, CategoricalPredictive)
         for score in SCORES:
-            found = metrics.ood_scores(uncertainty(predictive, score), uncertainty(foreign, score))
+            ordinary = uncertainty(predictive, score)
+            ordinary = ordinary[observed.to(ordinary.device)]
+            found = metrics.ood_scores(ordinary, uncertainty(foreign, score).flatten())
             scores |= {f"ood_{score}_{key}": value for key, value in vars(found).items()}
     if reference is not None:
         values = reference.values if isinstance(reference, Reference) else reference

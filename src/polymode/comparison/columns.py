@@ -27,6 +27,7 @@ class Column:
 CLASSES = (
     Column("accuracy", "accuracy", "high", 4, "share of test points whose most probable label is right"),
     Column("nll", "NLL", "low", 4, "−log probability of the true label, in nats"),
+    Column("bits_per_character", "BPC", "low", 4, "NLL in bits a token: bits per character of a text"),
     Column("brier", "Brier", "low", 4, "squared error of the probabilities, 0 to 2"),
     Column("ece", "ECE", "low", 4, "gap between confidence and accuracy, 15 bins"),
     Column("ood_auroc", "OOD AUROC", "high", 4, "how well entropy tells foreign points, 0.5 is chance"),

@@ -17,6 +17,7 @@ from polymode.metrics.ood import OodScores, ood_scores
 from polymode.metrics.scores import (
     accuracy,
     aurc,
+    bits_per_character,
     brier,
     interval_coverage,
     nll,
@@ -30,6 +31,7 @@ __all__ = [
     "accuracy",
     "agreement",
     "aurc",
+    "bits_per_character",
     "brier",
     "calibration_bins",
     "corruption_mean",

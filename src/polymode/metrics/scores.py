@@ -3,6 +3,8 @@
 Probabilities are those of the ensemble, the mean over members; every score is a mean over points.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -53,6 +55,11 @@ def nll(probabilities: Tensor, labels: Tensor) -> float:
     """−log p_y of the mean probability, in nats; infinite when a true label has probability 0."""
     probabilities, labels = check_labelled(probabilities, labels)
     return -_of_label(probabilities, labels).double().log().mean().item()
+
+
+def bits_per_character(probabilities: Tensor, labels: Tensor) -> float:
+    """−log₂ p_y of the mean probability: NLL / log 2, where every point is a symbol of a text."""
+    return nll(probabilities, labels) / math.log(2)
 
 
 def brier(probabilities: Tensor, labels: Tensor) -> float:

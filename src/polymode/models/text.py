@@ -113,7 +113,9 @@ class CharacterLSTM(nn.Module):
         initial_range: float | None = None,
     ) -> None:
         super().__init__()
-        self.initial_range = None if initial_range is None else require_positive("initial_range", initial_range)
+        self.initial_range = (
+            None if initial_range is None else require_positive("initial_range", initial_range)
+        )
         self.embedding = nn.Embedding(num_outputs, width)
         self.lstm = LSTM(width, hidden)
         self.classifier = nn.Linear(hidden, num_outputs)

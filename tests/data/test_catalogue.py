@@ -33,7 +33,7 @@ def test_the_catalogue_describes_every_set():
     assert {"digits", "two_moons", "cifar10", "cifar100", "svhn", "imdb", "uci-boston", "uci-yacht"} <= set(
         DATA
     )
-    assert len(DATA) == 22
+    assert len(DATA) == 23
     for name, dataset in DATA.items():
         assert dataset.name == name
         assert dataset.summary

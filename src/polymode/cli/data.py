@@ -68,7 +68,7 @@ def _list(options: DataOptions) -> None:
         table.add_row(*row)
     console().print(table)
     say(options, f"folder: {data_folder()} (POLYMODE_DATA). polymode data fetch NAME downloads one.")
-    say(options, "Tables, folders of images and package.module:callable work wherever a name does.")
+    say(options, "Tables, texts, folders of images and package.module:callable work wherever a name does.")
 
 
 def _fetch(name: str, options: DataOptions) -> None:

@@ -29,8 +29,8 @@ class JobOptions(ScreenOptions):
 
     data: str = option(
         "digits",
-        "data set: a name (see polymode data), a table (.csv, .tsv, .parquet, .npz), a folder of images, or "
-        "package.module:callable",
+        "data set: a name (see polymode data), a table (.csv, .tsv, .parquet, .npz), a text (.txt), a folder "
+        "of images, or package.module:callable",
         metavar="DATA",
     )
     model: str = option(
@@ -95,7 +95,9 @@ class Job:
         likelihood = make_likelihood(task.likelihood).kind
         if ready.classes or likelihood == "categorical":
             names = ready.classes or tuple(str(index) for index in range(task.num_outputs))
-            shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+            # Symbols of a text may be line ends and blanks.
+            written = [name if name.isprintable() and name.strip() else repr(name) for name in names[:10]]
+            shown = ", ".join(written) + (", …" if len(names) > 10 else "")
             meaning = f"{len(names)} classes ({shown})"
         else:
             meaning = f"likelihood {likelihood}"

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from polymode.cli.options import ScreenOptions, UsageError, option
 from polymode.cli.output import console, print_json, say
@@ -19,7 +18,7 @@ from polymode.storage import write_bytes, write_text
 ABOUT = """Predict new examples with a finished run: what is predicted and how sure it is.
 
 Classes: label, confidence, entropy (all doubt), mutual_information (disagreement of the members), and the
-probability of every class. Regressions: mean, std (all doubt), member_std (disagreement), quantiles."""
+probability of every class (of sequences a row a token). Regressions: mean, std (all doubt), member_std (disagreement), quantiles."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +73,10 @@ def run(options: PredictOptions) -> None:
     else:
         count = len(next(iter(columns.values())))
         say(options, f"{count} predictions in {options.out}: {', '.join(columns)}")
-        doubt = columns["entropy" if "entropy" in columns else "std"]
-        order = np.argsort(doubt)[::-1][:3].tolist()
-        console().print(f"least sure: rows {', '.join(str(i) for i in order)} (counted from 0)")
+        doubt = columns.get("entropy", columns.get("std"))
+        if doubt is not None:  # several outputs have a column each
+            order = np.argsort(doubt)[::-1][:3].tolist()
+            console().print(f"least sure: rows {', '.join(str(i) for i in order)} (counted from 0)")
 
 
 def _levels(text: str) -> list[float]:
@@ -90,7 +90,10 @@ def _levels(text: str) -> list[float]:
 
 
 def columns_of(predictive: Predictive, preprocessing: Preprocessing) -> dict[str, np.ndarray]:
-    """What is said of each example, a column each, in the units and class names of the raw data."""
+    """What is said of each example, a column each, in the units and class names of the raw data.
+
+    Where every token of a sequence is predicted, each is a row, told by its ``sequence`` and ``place``.
+    """
     if isinstance(predictive, GaussianPredictive):
         scaled = predictive.rescaled(preprocessing.target_shift, preprocessing.target_scale)
         columns = {"mean": scaled.mean, "std": scaled.std, "member_std": scaled.member_variance.sqrt()}
@@ -101,11 +104,17 @@ def columns_of(predictive: Predictive, preprocessing: Preprocessing) -> dict[str
         "mutual_information": predictive.mutual_information.cpu().numpy(),
     }
     mean = predictive.mean.cpu().numpy()
-    if not isinstance(predictive, CategoricalPredictive) or mean.ndim != 2:
+    if not isinstance(predictive, CategoricalPredictive) or mean.ndim not in (2, 3):
         return _flat({"mean": mean} | uncertainty)
+    tokens: dict[str, np.ndarray] = {}
+    if mean.ndim == 3:
+        sequence, place = np.indices(mean.shape[:2]).reshape(2, -1)
+        tokens = {"sequence": sequence, "place": place}
+        mean = mean.reshape(-1, mean.shape[-1])
+        uncertainty = {name: values.flatten() for name, values in uncertainty.items()}
     classes: Sequence[str] = preprocessing.classes or [str(i) for i in range(mean.shape[-1])]
-    labels = np.array(classes)[torch.as_tensor(predictive.labels).cpu().numpy()]
-    columns = {"label": labels, "confidence": mean.max(-1)} | uncertainty
+    labels = np.array(classes)[mean.argmax(-1)]
+    columns = tokens | {"label": labels, "confidence": mean.max(-1)} | uncertainty
     return columns | {f"p_{name}": mean[:, index] for index, name in enumerate(classes)}
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polymode.cli.options import UsageError
 from polymode.comparison import TASK
-from polymode.data import Preprocessing, Split, Task, as_tree
+from polymode.data import Preprocessing, Split, Task, as_tree, characters
 from polymode.data.folders import read_images
 from polymode.data.loading import load_inputs_for_ood, load_labelled, load_task
 from polymode.data.tables import SUFFIXES, read_table
@@ -88,6 +88,8 @@ class StoredRun:
         ready, path = self.preprocessing(index), Path(spec)
         if path.suffix.lower() in SUFFIXES:
             return read_table(path, ready)[0], []
+        if path.suffix.lower() in characters.SUFFIXES:
+            return characters.read_text(path, ready)[0], []
         if path.exists():
             return read_images(path, ready)
         if self._is_own(spec):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from polymode.data import embedded, images, imdb, medmnist, shifted, uci
+from polymode.data import characters, embedded, images, imdb, medmnist, shifted, uci
 from polymode.data.downloads import Download, extract
 from polymode.data.task import Task
 
@@ -17,7 +17,7 @@ class Expected:
     """What is known of a data set's content; only what is given is checked.
 
     channel_means: of raw training pixels. first_train, first_test: the first labels. target: mean and
-    standard deviation of the raw targets of all rows. text: how the first training review starts.
+    standard deviation of the raw targets of all rows. text: how the first training text starts.
     """
 
     num_train: int
@@ -252,6 +252,15 @@ _SETS = (
         _convert_imdb,
         imdb.FILES,
         "50,000 texts, 2 classes; 84 MB to download",
+    ),
+    DataSet(
+        "enwik8",
+        "English Wikipedia, byte by byte",
+        characters.enwik8,
+        Expected(899_999 + 49_999, 49_999, text="<mediawiki xmlns="),
+        characters.DOWNLOADS,
+        files=tuple(download.file for download in characters.DOWNLOADS),
+        facts="100 million bytes in sequences of 100, the next byte is predicted; 36 MB to download",
     ),
     _uci(
         "boston",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.data import folders, imdb, tables
+from polymode.data import characters, folders, imdb, tables
 from polymode.data.catalogue import DATA, DataSet, Expected
 from polymode.data.downloads import data_folder, fetch
 from polymode.data.sources import ArrayData, Data
@@ -65,22 +65,25 @@ def check_data(name: str, folder: Path | str | None = None) -> list[str]:
 def load_task(spec: str, options: Mapping[str, Any], folder: Path | str | None = None) -> Task:
     """The task that a specification names, made with the options of its loader.
 
-    spec: a name of ``DATA``; a path to a table (.csv, .tsv, .parquet, .npz) or to a folder of images; or
-    "package.module:callable" for a function of your own (found from the current folder too), whose result
-    ``as_task`` reads.
+    spec: a name of ``DATA``; a path to a table (.csv, .tsv, .parquet, .npz), to a text (.txt) or to a folder
+    of images; or "package.module:callable" for a function of your own (found from the current folder too),
+    whose result ``as_task`` reads.
     """
     if spec in DATA:
         return _load_known(DATA[spec], options, data_folder() if folder is None else Path(folder))
     if Path(spec).suffix.lower() in tables.SUFFIXES:
         return call(partial(tables.table, spec), options, f"the table {spec}")
+    if Path(spec).suffix.lower() in characters.SUFFIXES:
+        return call(partial(characters.text, spec), options, f"the text {spec}")
     if Path(spec).is_dir():
         return call(partial(folders.image_folder, spec), options, f"the image folder {spec}")
     if is_import(spec):
         return as_task(call(_function(spec), options, spec), spec)
     known = str(unknown_name("data set", spec, DATA))
     raise UnknownName(
-        f"{known} A path to a table ({', '.join(tables.SUFFIXES)}) or to an image folder, and "
-        "package.module:callable for your own function, work as well."
+        f"{known} A path to a table ({', '.join(tables.SUFFIXES)}), to a text "
+        f"({', '.join(characters.SUFFIXES)}) or to an image folder, and package.module:callable for your own "
+        "function, work as well."
     )
 
 
@@ -95,6 +98,8 @@ def load_inputs_for_ood(spec: str, task: Task, folder: Path | str | None = None)
         inputs, _ = folders.read_images(path, ready)
     elif spec not in DATA and ready.source == "table" and path.suffix.lower() in tables.SUFFIXES:
         inputs, _ = tables.read_table(path, ready)
+    elif spec not in DATA and ready.symbols and path.suffix.lower() in characters.SUFFIXES:
+        inputs, _ = characters.read_text(path, ready)
     else:
         inputs = _foreign_inputs(load_task(spec, {}, folder), ready, task)
     _check_same_shape(inputs, spec, task)
@@ -104,7 +109,7 @@ def load_inputs_for_ood(spec: str, task: Task, folder: Path | str | None = None)
 
 
 def load_labelled(spec: str, ready: Preprocessing, folder: Path | str | None = None) -> ArrayData:
-    """Labelled examples from a table, a folder of images or a data set, prepared as ``ready`` says.
+    """Labelled examples from a table, a text, a folder of images or a data set, prepared as ``ready`` says.
 
     Of a data set or a function the test data are taken; their own standardisation is undone first.
     """
@@ -113,6 +118,8 @@ def load_labelled(spec: str, ready: Preprocessing, folder: Path | str | None = N
         inputs, targets = tables.read_table(path, ready, need_target=True)
         assert targets is not None
         return ArrayData(inputs, targets)
+    if spec not in DATA and path.suffix.lower() in characters.SUFFIXES:
+        return ArrayData(*characters.read_text(path, ready))
     if spec not in DATA and path.is_dir():
         return folders.labelled_images(path, ready)
     split = load_task(spec, {}, folder).splits[0]
@@ -211,8 +218,14 @@ def _facts_of(task: Task, expected: Expected, folder: Path) -> Iterator[tuple[st
         seen = (targets.mean().item(), targets.std(correction=0).item())
         yield "mean and standard deviation of the target", seen, expected.target
     if expected.text:
-        text = imdb.read_reviews(folder, "train")[0][0]
-        yield "start of the first training review", text[: len(expected.text)], expected.text
+        text = _first_text(train, split.preprocessing, folder)
+        yield "start of the first training text", text[: len(expected.text)], expected.text
+
+
+def _first_text(train: ArrayData, ready: Preprocessing, folder: Path) -> str:
+    if ready.symbols:
+        return "".join(ready.classes[number] for number in train.inputs[0].tolist())
+    return imdb.read_reviews(folder, "train")[0][0]
 
 
 def _arrays(data: Data) -> ArrayData:

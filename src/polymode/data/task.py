@@ -22,6 +22,7 @@ class Preprocessing:
     Inputs are (raw − input_shift) / input_scale along the first axis of an example (features of a table,
     channels of an image); targets of a regression likewise. columns, target: names in a table. classes:
     names of the labels, in order. source: the kind of reader ("table", "images", "text", or "" for arrays).
+    symbols, length: text is cut into sequences of so many "bytes" or "characters", the classes.
     """
 
     source: str = ""
@@ -33,6 +34,8 @@ class Preprocessing:
     target: str = ""
     classes: tuple[str, ...] = ()
     image_shape: tuple[int, ...] = ()
+    symbols: str = ""
+    length: int = 0
 
     def config(self) -> dict[str, Any]:
         return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}

@@ -18,7 +18,8 @@ from polymode.storage import write_bytes, write_text
 ABOUT = """Predict new examples with a finished run: what is predicted and how sure it is.
 
 Classes: label, confidence, entropy (all doubt), mutual_information (disagreement of the members), and the
-probability of every class (of sequences a row a token). Regressions: mean, std (all doubt), member_std (disagreement), quantiles."""
+probability of every class; where tokens are predicted, a row each. Regressions: mean, std (all doubt),
+member_std (disagreement), quantiles."""
 
 
 @dataclass(frozen=True)

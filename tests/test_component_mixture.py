@@ -1,6 +1,7 @@
 """The posterior of component mixtures: its draws, what they cost, and what they say together."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from polymode.errors import InputError, NotCollapsible
 from polymode.likelihoods import make_likelihood
 from polymode.members import stack
 from polymode.mixtures import family_of, mixture_over
-from polymode.posteriors.base import ACTIVATION_BYTES, BLOCK_BYTES
 from polymode.posteriors.component_mixture import COMPONENTS, SHARED, ComponentMixture
 from polymode.posteriors.network import Network
+from polymode.seeds import draw_seed
 from polymode.surgery import prepare, tensors_of, trainable_names
 
 X = torch.randn(11, 4, generator=torch.Generator().manual_seed(0))
@@ -45,6 +46,12 @@ def posterior(scheme: str, likelihood="categorical", where=("norm", "output"), *
     return ComponentMixture(network, mixture=mixture, chains=[chain])
 
 
+def seeds_of_draws(number: int, generator: torch.Generator) -> torch.Tensor:
+    """Every chain has a generator of its own, seeded from the one that is given."""
+    of_chain = torch.Generator().manual_seed(draw_seed(generator))
+    return torch.randint(2**62, (number,), generator=of_chain)
+
+
 def by_hand(found: ComponentMixture, seed: torch.Tensor) -> torch.Tensor:
     """Outputs of the network with one seed, written with plain PyTorch."""
     [chain] = found.chains
@@ -60,7 +67,7 @@ def by_hand(found: ComponentMixture, seed: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("scheme", ["emp", "ecmp"])
 def test_the_predictive_is_the_mean_of_probabilities_over_draws(scheme):
     found = posterior(scheme)
-    seeds = torch.randint(2**62, (50,), generator=torch.Generator().manual_seed(9))
+    seeds = seeds_of_draws(50, torch.Generator().manual_seed(9))
     expected = torch.stack([by_hand(found, seed).softmax(-1) for seed in seeds]).mean(0)
     for backend in ("vmap", "loop"):
         predicted = found.with_backend(backend).predict(X, 50, torch.Generator().manual_seed(9))
@@ -102,10 +109,11 @@ def test_draws_replay_and_do_not_depend_on_their_number_or_on_blocks(monkeypatch
     blocks = [o for rows, o, _ in found.outputs(X, 20)]
     assert max(len(block) for block in blocks) <= 3
     torch.testing.assert_close(torch.cat(blocks), first)
+    torch.testing.assert_close(torch.cat([o for _, o, _ in found.outputs(X, 7)]), first[:7])
     assert not torch.allclose(first, torch.cat([o for _, o, _ in found.outputs(X, 20, torch.Generator())]))
 
 
-def test_layers_before_the_first_patched_one_run_once_for_all_draws():
+def test_layers_before_the_first_patched_one_run_once_for_all_draws(monkeypatch):
     found = posterior("ecmp", where="output")
     calls = {"trunk": 0, "head": 0}
     trunk, head = found.network.module[0], found.network.module[3]
@@ -116,28 +124,54 @@ def test_layers_before_the_first_patched_one_run_once_for_all_draws():
     found.predict(X, 200)
     assert calls["trunk"] <= 2, "one pass, and one with one example that finds out how large activations are"
     assert set(shapes) <= {(11, 8), (1, 8)}, "the trunk is never run once a draw"
+    # However large the trunk's activations are: they are there once.
+    monkeypatch.setattr("polymode.posteriors.base.ACTIVATION_BYTES", len(X) * 3 * 4 * 200)
+    wide = posterior("ecmp", where="output", width=1000)
+    counted = []
+    wide.network.module[0].register_forward_hook(lambda *_: counted.append(1))
+    wide.predict(X, 200)
+    assert len(counted) <= 2
 
 
-def test_ten_thousand_draws_of_a_large_layer_stay_bounded():
-    found = posterior("ecmp", where="output", width=1000, outputs=1000)
+def test_draws_of_a_large_layer_stay_bounded(monkeypatch):
+    """Neither a block, nor what is made at once on the way to it, grows with the number of draws."""
+    found = posterior("ecmp", where="output", width=300, outputs=300)
+    made = []
+    numbers = type(found.mixture).numbers
+
+    def noted(self, seeds):
+        made.append(len(seeds) * self.num_assignments)
+        return numbers(self, seeds)
+
+    monkeypatch.setattr(type(found.mixture), "numbers", noted)
+    monkeypatch.setattr("polymode.posteriors.component_mixture.BLOCK_BYTES", 2**24)
     sizes, total = [], 0
-    for block in found.draw(300):
-        sizes.append(block.num_bytes - sum(t.numel() * 4 for t in block.shared.values()))
+    for block in found.draw(200):
+        sizes.append(sum(t.numel() * t.element_size() for t in block.stacked.values()))
         total += block.num_members
-    assert total == 300
-    assert max(sizes) <= BLOCK_BYTES
+    assert total == 200
+    assert len(sizes) > 1
+    assert max(sizes) <= 2**24
+    assert max(made) <= 2**21
     assert found.mixture.indices(torch.arange(2))["3.weight"].element_size() == 1
-    small = posterior("ecmp")
-    answer = small.predict(X, 10_000)
-    assert answer.num_members == 10_000
-    assert len(X) * 8 * 4 * 10_000 < ACTIVATION_BYTES
+
+
+def test_ten_thousand_draws_run_in_pieces_of_bounded_activations(monkeypatch):
+    found = posterior("ecmp")
+    monkeypatch.setattr("polymode.posteriors.base.ACTIVATION_BYTES", len(X) * 8 * 4 * 1000)
+    largest = []
+    found.network.module[3].register_forward_hook(lambda _, __, out: None)
+    for _, outputs, _ in found.outputs(X, 10_000):
+        largest.append(len(outputs))
+    assert sum(largest) == 10_000
+    assert max(largest) <= 1000
 
 
 def test_what_cannot_be_asked_of_it():
     found = posterior("emp")
     with pytest.raises(NotCollapsible, match="draws a new network every time"):
         found.collapse()
-    with pytest.raises(InputError, match="num_members must be at least 1, got 0"):
+    with pytest.raises(InputError, match="num_members must be a whole number of at least 1, got 0"):
         found.predict(X, 0)
     with pytest.raises(InputError, match="cannot be merged"):
         found.merged([posterior("ecmp")])
@@ -152,6 +186,19 @@ def test_chains_of_a_merged_mixture_share_the_draws():
     trained = sum(p.numel() for p in module().parameters())
     patched = 8 + 8 + 24 + 3
     assert found.num_parameters == trained + 2 * patched
+
+
+def test_chains_have_their_weights_whatever_the_number_of_draws():
+    found = posterior("ecmp")
+    weighted = pm.ComponentMixture(
+        found.network, mixture=found.mixture, chains=[*found.chains] * 2, log_weights=(0.0, math.log(3))
+    )
+    for number in (4, 5, 9):
+        blocks = list(weighted.draw(number))
+        shares = [
+            sum(float(b.log_weights.exp().sum()) for b in blocks if int(b.labels[0, 1]) == c) for c in (0, 1)
+        ]
+        assert shares[1] / shares[0] == pytest.approx(3)
 
 
 class TestDropout:
@@ -204,6 +251,26 @@ class TestDropout:
         make = lambda: nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Dropout(0.3), nn.Linear(50, 2))  # noqa: E731
         loaded = pm.load_posterior(tmp_path / "saved", make)
         assert torch.equal(loaded.predict(X, 30).mean, sampled.predict(X, 30).mean)
+
+    def test_stacked_draws_are_saved_with_their_masks(self, tmp_path):
+        sampled = pm.sample_dropout(self.single(0.5))
+        held_out = pm.ArrayData(X, torch.arange(11) % 2)
+        stacked = pm.stack_members(sampled, held_out, 30)
+        stacked.save(tmp_path / "saved")
+        make = lambda: nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Dropout(0.5), nn.Linear(50, 2))  # noqa: E731
+        loaded = pm.load_posterior(tmp_path / "saved", make)
+        torch.testing.assert_close(loaded.predict(X).mean, stacked.predict(X).mean)
+
+    def test_weights_of_members_are_kept(self):
+        [block] = self.single().draw()
+        two = stack([block.member(0), block.member(0)])
+        weighted = pm.Particles(
+            self.single().network, blocks=[replace(two, log_weights=torch.tensor([0.0, math.log(0.5)]))]
+        )
+        sampled = pm.sample_dropout(weighted)
+        blocks = list(sampled.draw(6))
+        shares = [float(b.log_weights.exp().sum()) for b in blocks]
+        assert shares[0] / shares[1] == pytest.approx(2)
 
     def test_a_network_without_dropout_is_refused(self):
         with pytest.raises(InputError, match="has no dropout layer with a rate above 0"):

@@ -74,6 +74,8 @@ def test_the_copy_is_an_ordinary_module():
     original = Net()
     before = copy.deepcopy(original.state_dict())
     module = pm.patch(original, num_components=3)
+    with global_seed(0):
+        module(X)  # what was drawn is no part of its state
     assert all(torch.equal(t, before[n]) for n, t in original.state_dict().items())
     assert isinstance(module.head, nn.Linear)
     assert module.head.in_features == 8
@@ -162,7 +164,70 @@ def test_it_trains_with_lightning():
     assert all(not torch.equal(p, before[n]) for n, p in training.named_parameters())
 
 
+def test_layers_whose_forward_is_never_called_are_drawn():
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+        def forward(self, x):
+            return self.attention(x, x, x)[0]
+
+    module = pm.patch(Attends(), "attention.out_proj", start="weights", spread=1.0)
+    x = X.reshape(10, 4, 4)
+    with global_seed(0):
+        outputs = torch.stack([module(x).detach() for _ in range(20)])
+    assert float(outputs.std(0).max()) > 0
+
+
+def test_a_layer_that_is_used_twice_has_one_draw_in_a_pass():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.layer(x) - self.layer(x)
+
+    module = pm.patch(Twice(), "all")
+    with global_seed(0):
+        assert float(module(X).abs().max()) == 0
+
+
+def test_it_can_be_averaged_frozen_and_drawn_from():
+    module = patched()
+    with global_seed(0):
+        module(X)
+    averaged = torch.optim.swa_utils.AveragedModel(module)
+    averaged.update_parameters(module)
+    averaged.update_parameters(module)
+    module.requires_grad_(False).eval()
+    assert pm.draw(module, X, 5).shape == (5, 40, 2)
+    with pytest.raises(InputError, match="are frozen"):
+        pm.kl(module)
+
+
+def test_a_learned_noise_level_is_patched_with_the_network():
+    likelihood = pm.likelihoods.LearnedGaussian()
+    plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    with pytest.raises(InputError, match=r"patch likelihood.prepare\(module\)"):
+        pm.patched_posterior(pm.patch(plain, "output", start="weights"), "gaussian")
+    module = pm.patch(likelihood.prepare(plain), "output", start="weights").eval()
+    predicted = pm.patched_posterior(module, likelihood).predict(X, 10)
+    assert float((predicted.std - 0.5).abs().max()) < 0.2
+
+
+def test_fresh_networks_with_one_output_are_patched():
+    for seed in range(60):
+        with global_seed(seed):
+            pm.patch(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), "output")
+
+
 def test_mistakes_are_named():
+    with pytest.raises(InputError, match="has a rate, not probabilities"):
+        pm.patch(Net(), scheme="dropout", probabilities=(0.5, 0.5))
+    with pytest.raises(InputError, match="parametrised layers already"):
+        pm.patch(nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 2))), "output")
     with pytest.raises(InputError, match="Did you mean 'ecmp'"):
         pm.patch(Net(), scheme="ecm")
     with pytest.raises(InputError, match=r"Unknown layer.*'tail'.*head"):
@@ -173,7 +238,7 @@ def test_mistakes_are_named():
         pm.patch(Net(), statistics="component")
     with pytest.raises(InputError, match="parametrised layers already"):
         pm.patch(patched())
-    with pytest.raises(InputError, match="no patched layer"):
+    with pytest.raises(InputError, match="not a patched module"):
         pm.kl(Net())
     with pytest.raises(InputError, match="num_draws must be a whole number of at least 1, got 0"):
         pm.draw(patched(), X, 0)
@@ -181,6 +246,7 @@ def test_mistakes_are_named():
         pm.patch(lambda: Net())
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
-    with pytest.raises(InputError, match="are tied to"):
-        pm.patch(tied, "output", scheme="emp")
+    for where in ("output", "input", "all"):
+        with pytest.raises(InputError, match=r"0\.weight and 1\.weight are tied"):
+            pm.patch(tied, where, scheme="emp")
     assert trainable_names(tied) == {"0.weight", "0.bias", "1.bias"}

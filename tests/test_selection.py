@@ -41,8 +41,8 @@ def test_layers_of_any_depth_by_kind_type_and_pattern(where, expected):
     ("where", "words"),
     [
         ("hed", r"Unknown layer, type or pattern in where 'hed'.*0\.0.*LayerNorm"),
-        ("LSTM", "The layer '1.deep.1' is a LSTM without weights that can be exchanged one to one"),
-        ("1.deep.0.2", "is a BatchNorm2d without weights"),
+        ("LSTM", "The layer '1.deep.1' is a LSTM and has no weights that could be exchanged one to one"),
+        ("1.deep.0.2", "is a BatchNorm2d and has no weights"),
         ("0", r"say '0\.\*'"),
         ((), "name layers by kind"),
         (("norm", 3), "name layers by kind"),

@@ -13,16 +13,17 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from polymode.errors import InputError, require_whole, unknown_name
 from polymode.members import Tensors
-from polymode.seeds import fold, mix, uniform
+from polymode.seeds import fold, mix, uniform, uniform16
 from polymode.selection import Where, is_normalisation, select_layers
 
 Assignment = Literal["network", "layer", "input", "scalar"]
 _SALT = 0x5EED  # the key of assignments differs from those of dropout masks with the same seed
 _MOST_COMPONENTS = 254  # an index is a byte, and one value stands for zero
-_WIDE_INDICES = 2**22  # indices that are made 64 bits wide at once: 32 MB
+_WIDE_INDICES = 2**21  # assignments that are made at once: a few tens of bytes each while they are made
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,8 @@ def family_of(
 ) -> Family:
     """The members of the family that have names (Table 2 and Eqs. 4, 5 of the paper)."""
     given = None if probabilities is None else tuple(probabilities)
+    if given is not None and scheme in ("dropout", "dropconnect"):
+        raise InputError(f"The scheme {scheme!r} has a rate, not probabilities={list(given)}.")
     schemes = {
         "emp": lambda: Family("layer", num_components, given),
         "ecmp": lambda: Family("scalar", num_components, given),
@@ -128,7 +131,11 @@ class Mixture:
 
     def numbers(self, seeds: Tensor) -> Tensor:
         """Uniform numbers [n, num_assignments] that the assignments of draws with seeds [n] are made of."""
-        return uniform(mix(fold(seeds) ^ _SALT), self.num_assignments)
+        return uniform16(mix(fold(seeds) ^ _SALT), self.num_assignments)
+
+    def index_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor's indices, which expands to that of the tensor."""
+        return self._spans[name][1]
 
     def assignments_of(self, layer: str) -> int:
         """How many assignments of a layer are drawn independently of each other."""
@@ -162,18 +169,14 @@ class Mixture:
     def choose(self, components: Tensor, index: Tensor) -> Tensor:
         """Tensors [n, ...] from components [K, ...] by bytes [n, ...] that expand to their shape.
 
-        Components are not copied n times; indices are made wide for a bounded number of scalars at once.
+        Components are not copied n times.
         """
         shape, drop = components.shape[1:], self.family.drop
-        at_once = max(1, _WIDE_INDICES // max(1, index[0].numel()))
-        chosen = []
-        for part in index.split(at_once):
-            inside = part.clamp(max=self.family.num_components - 1) if drop else part
-            each = torch.gather(components, 0, inside.long().expand(-1, *shape))
-            if drop:
-                each = each * ((part < self.family.num_components).to(each.dtype) / (1 - drop))
-            chosen.append(each)
-        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
+        inside = index.clamp(max=self.family.num_components - 1) if drop else index
+        chosen = torch.gather(components, 0, inside.long().expand(-1, *shape))
+        if not drop:
+            return chosen
+        return chosen * ((index < self.family.num_components).to(chosen.dtype) / (1 - drop))
 
     def realise(self, components: Tensors, seed: Tensor) -> Tensors:
         """The weights of one network: its assignment is drawn from its seed."""
@@ -203,8 +206,13 @@ class Mixture:
 
     def draw(self, components: Tensors, seeds: Tensor, probabilities: Tensors | None = None) -> Tensors:
         """The patched tensors of draws with seeds [n], each [n, ...]; components are never copied n times."""
-        indices = self.indices(seeds, probabilities)
-        return {name: self.choose(components[name], indices[name]) for name in self.shapes}
+        parts = []
+        for some in seeds.split(max(1, _WIDE_INDICES // max(1, self.num_assignments))):
+            indices = self.indices(some, probabilities)
+            parts.append({name: self.choose(components[name], indices[name]) for name in self.shapes})
+        if len(parts) == 1:
+            return parts[0]
+        return {name: torch.cat([part.pop(name) for part in parts]) for name in self.shapes}
 
 
 def mixture_over(module: nn.Module, where: Where, family: Family, trainable: frozenset[str]) -> Mixture:
@@ -223,6 +231,11 @@ def mixture_over(module: nn.Module, where: Where, family: Family, trainable: fro
             raise InputError(
                 f"{name!r} is a convolution in {layer.groups} groups, whose weights have no axis of all "
                 "inputs: assignment by input cannot patch it. Name other layers in where."
+            )
+        if parametrize.is_parametrized(layer):
+            raise InputError(
+                f"{name!r} has parametrised weights (weight norm, or a patch already), which have no "
+                "components: name other layers in where."
             )
         inside = {
             first_names[id(parameter)]: parameter

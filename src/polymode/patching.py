@@ -6,7 +6,7 @@ optimiser and any trainer works with it. Layers keep their type and attributes; 
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from polymode.errors import InputError, require, require_whole, unknown_name
-from polymode.likelihoods import Likelihood, make_likelihood
+from polymode.likelihoods import FixedGaussian, LearnedGaussian, Likelihood, make_likelihood
+from polymode.likelihoods.gaussian import NoiseLevel
 from polymode.members import Backend, Tensors
 from polymode.mixtures import Mixture, family_of, initial_components, mixture_kl, mixture_over
 from polymode.posteriors import ComponentMixture
@@ -35,7 +36,8 @@ class _Drawn(nn.Module):
     def __init__(self, mixture: Mixture, name: str, components: Tensor) -> None:
         super().__init__()
         self.mixture, self.name = mixture, name
-        self.register_buffer("index", torch.zeros(1, *[1] * (components.ndim - 1), dtype=torch.uint8))
+        start = torch.zeros(1, *mixture.index_shape(name), dtype=torch.uint8)
+        self.register_buffer("index", start, persistent=False)
         object.__setattr__(self, "_initial", components)
 
     index: Tensor
@@ -86,38 +88,34 @@ def patch(
         raise InputError("The module has parametrised layers already: patch the plain module.")
     patched = copy.deepcopy(module)
     whole = mixture_over(patched, where, family, trainable_names(patched))
-    for layer, names in whole.layers.items():
-        for name in names:
-            if name.rpartition(".")[0] != layer:
-                raise InputError(
-                    f"The weights of {layer!r} are tied to {name!r}, and a patched copy would part them: fit "
-                    "the method 'emp' or 'ecmp', or name other layers in where."
-                )
+    _check_ties(patched, whole)
     starts = [tensors_of(patched)]
-    fresh = any(not is_normalisation(patched.get_submodule(layer)) for layer in whole.layers)
-    if start == "initialiser" and fresh and not family.drop:
+    if start == "initialiser" and not family.drop:
         starts += [_redrawn(patched, whole) for _ in range(family.num_components - 1)]
     keep = start == "weights" or bool(family.drop)
     components = initial_components(whole, patched, starts, None, keep=keep, spread=spread)
     for layer, names in whole.layers.items():
         part = patched.get_submodule(layer)
-        own = Mixture(
-            family,
-            {layer: names},
-            {name: whole.shapes[name] for name in names},
-            {name: whole.input_axes[name] for name in names},
-        )
         for name in names:
-            drawn = _Drawn(own, name, components[name])
+            drawn = _Drawn(whole, name, components[name])
             parametrize.register_parametrization(part, name.rpartition(".")[2], drawn, unsafe=True)
         if statistics == "component":
             for name, buffer in list(part.named_buffers(recurse=False)):
                 part.register_buffer(_STATISTICS + name, torch.stack([buffer] * family.num_components))
-        if family.assignment != "network":
-            part.register_forward_pre_hook(_draw_layer)
-    if family.assignment == "network":
-        patched.register_forward_pre_hook(_draw_network)
+    patched.register_forward_pre_hook(_draw_anew)
     return patched
+
+
+def _check_ties(module: nn.Module, mixture: Mixture) -> None:
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    for tied in names.values():
+        if len(tied) > 1 and mixture.names & set(tied):
+            raise InputError(
+                f"{' and '.join(tied)} are tied, and a patched copy would part them: fit the method 'emp' or "
+                "'ecmp', or name other layers in where."
+            )
 
 
 def _redrawn(module: nn.Module, mixture: Mixture) -> Tensors:
@@ -139,61 +137,44 @@ def _redrawn(module: nn.Module, mixture: Mixture) -> Tensors:
     return drawn
 
 
-def _parts(layer: nn.Module) -> list[_Drawn]:
-    if not parametrize.is_parametrized(layer):
-        return []
-    first = [chain[0] for chain in layer.parametrizations.values()]  # type: ignore[operator, union-attr]
-    return [part for part in first if isinstance(part, _Drawn)]
-
-
-def _assign(layer: nn.Module, seed: Tensor) -> None:
-    parts = _parts(layer)
-    indices = parts[0].mixture.indices(seed.reshape(1))
-    for part in parts:
-        part.index = indices[part.name].to(part.index.device)
-    for name, stacked in list(layer.named_buffers(recurse=False)):
-        if name.startswith(_STATISTICS):
-            chosen = stacked[int(parts[0].index.flatten()[0])]  # a view: BatchNorm moves the component's own
-            layer._buffers[name.removeprefix(_STATISTICS)] = chosen
-
-
-def _draw_layer(layer: nn.Module, _: Tree) -> None:
-    _assign(layer, torch.randint(2**62, ()))
-
-
-def _draw_network(module: nn.Module, _: Tree) -> None:
-    seed = torch.randint(2**62, ())
+def _drawn_parts(module: nn.Module) -> Iterator[tuple[nn.Module, list[_Drawn]]]:
+    """Patched layers with the parametrisations of their tensors."""
     for layer in module.modules():
-        if _parts(layer):
-            _assign(layer, seed)
+        if parametrize.is_parametrized(layer):
+            first = [chain[0] for chain in layer.parametrizations.values()]  # type: ignore[operator, union-attr]
+            parts = [part for part in first if isinstance(part, _Drawn)]
+            if parts:
+                yield layer, parts
 
 
-def _patched_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    found = [(name, layer) for name, layer in module.named_modules() if _parts(layer)]
-    require(bool(found), "This module has no patched layer: make it with patch(module, ...).")
-    yield from found
+def _draw_anew(module: nn.Module, _: Tree) -> None:
+    """One assignment for a pass: a layer that is used twice has the same weights twice."""
+    seed = torch.randint(2**62, (1,))
+    indices: Tensors = {}
+    for layer, parts in _drawn_parts(module):
+        indices = indices or parts[0].mixture.indices(seed)
+        for part in parts:
+            part.index.copy_(indices[part.name])
+        for name, stacked in list(layer.named_buffers(recurse=False)):
+            if name.startswith(_STATISTICS):
+                chosen = stacked[
+                    int(parts[0].index.flatten()[0])
+                ]  # a view: BatchNorm moves the component's own
+                layer._buffers[name.removeprefix(_STATISTICS)] = chosen
 
 
-def _whole(module: nn.Module) -> Mixture:
-    """The mixture over all patched layers of a module, under the names of the plain one."""
-    own = {name: _parts(layer)[0].mixture for name, layer in _patched_layers(module)}
-    family = next(iter(own.values())).family
-    layers, shapes, axes = {}, {}, {}
-    for name, mixture in own.items():
-        [names] = mixture.layers.values()
-        renamed = {old: f"{name}.{old.rpartition('.')[2]}".lstrip(".") for old in names}
-        layers[name] = tuple(renamed.values())
-        shapes |= {renamed[old]: mixture.shapes[old] for old in names}
-        axes |= {renamed[old]: mixture.input_axes[old] for old in names}
-    return Mixture(family, layers, shapes, axes)
+def _mixture_of(module: nn.Module) -> Mixture:
+    """The mixture of a module that ``patch`` has returned."""
+    patched = any(hook is _draw_anew for hook in module._forward_pre_hooks.values())
+    require(patched, "This is not a patched module: pass the one that patch(module, ...) has returned.")
+    return next(_drawn_parts(module))[1][0].mixture
 
 
 def _weights(module: nn.Module) -> Tensors:
-    """Trained numbers under the names of the plain module: components of patched tensors, other weights."""
+    """Parameters under the names of the plain module: components of patched tensors, other weights."""
     return {
         name.replace("parametrizations.", "").removesuffix(".original"): parameter
         for name, parameter in module.named_parameters()
-        if parameter.requires_grad
     }
 
 
@@ -202,15 +183,16 @@ def kl(module: nn.Module, prior_std: PriorStd = 1.0) -> Tensor:
 
     It belongs to the whole data set: a loss that is a mean over examples adds it divided by their number.
     """
-    weights = _weights(module)
-    stds = prior_stds(prior_std, module, frozenset(weights))
-    return mixture_kl(_whole(module), weights, stds)
+    mixture = _mixture_of(module)
+    weights = {name: parameter for name, parameter in _weights(module).items() if parameter.requires_grad}
+    require(bool(weights), "All parameters of the patched module are frozen: there is nothing to regularise.")
+    return mixture_kl(mixture, weights, prior_stds(prior_std, module, frozenset(weights)))
 
 
 def _plain(module: nn.Module) -> nn.Module:
     """A copy without parametrisations, its patched tensors as they were drawn last."""
     plain = copy.deepcopy(module)
-    for _, layer in list(_patched_layers(plain)):
+    for layer, _ in list(_drawn_parts(plain)):
         # Not torch's remove_parametrizations: copies share a class, and it would take the weights of all.
         drawn = {name: getattr(layer, name).detach() for name in layer.parametrizations}  # type: ignore
         del layer._modules["parametrizations"]
@@ -219,15 +201,9 @@ def _plain(module: nn.Module) -> nn.Module:
             layer.register_parameter(name, nn.Parameter(tensor))
         for name in [n for n, _ in layer.named_buffers(recurse=False) if n.startswith(_STATISTICS)]:
             del layer._buffers[name]
-        _remove_hook(layer)
-    _remove_hook(plain)
+    for number in [n for n, hook in plain._forward_pre_hooks.items() if hook is _draw_anew]:
+        del plain._forward_pre_hooks[number]
     return plain
-
-
-def _remove_hook(module: nn.Module) -> None:
-    hooks: Mapping = module._forward_pre_hooks
-    for number in [n for n, hook in hooks.items() if hook in (_draw_layer, _draw_network)]:
-        del module._forward_pre_hooks[number]
 
 
 def patched_posterior(
@@ -235,7 +211,12 @@ def patched_posterior(
 ) -> ComponentMixture:
     """The posterior of a patched module as it is now: to predict, to be scored and to be saved."""
     likelihood = make_likelihood(likelihood)
-    whole, weights = _whole(module), _weights(module)
+    if isinstance(likelihood, LearnedGaussian) and not isinstance(module, NoiseLevel):
+        raise InputError(
+            "The noise level of 'gaussian' is trained beside the network: patch likelihood.prepare(module) "
+            "with likelihood = LearnedGaussian(), or use a likelihood without one, such as 'fixed_gaussian'."
+        )
+    whole, weights = _mixture_of(module), _weights(module)
     tensors = {
         (COMPONENTS if name in whole.names else SHARED) + name: parameter.detach().clone()
         for name, parameter in weights.items()
@@ -249,7 +230,7 @@ def patched_posterior(
     for name, buffer in plain.named_buffers():
         if STATISTICS + name not in statistics:
             tensors[SHARED + name] = buffer.detach().clone()
-    network = Network(likelihood.prepare(prepare_in_place(plain)), likelihood, backend)
+    network = Network(prepare_in_place(plain), likelihood, backend)
     return ComponentMixture(network, mixture=whole, chains=[tensors | statistics])
 
 
@@ -261,7 +242,7 @@ def draw(module: nn.Module, inputs: Tree, num_draws: int | None = None, *, seed:
     """
     if num_draws is not None:
         require_whole("num_draws", num_draws)
-    posterior = patched_posterior(module, "categorical")
+    posterior = patched_posterior(module, FixedGaussian())  # outputs as they are, whatever they mean
     generator = torch.Generator().manual_seed(seed)
     blocks: list[list[Tensor]] = []
     for rows, outputs, _ in posterior.outputs(inputs, num_draws, generator):

@@ -35,6 +35,14 @@ def uniform(keys: Tensor, count: int) -> Tensor:
     return bits.to(torch.float64) / 2**32
 
 
+def uniform16(keys: Tensor, count: int) -> Tensor:
+    """As ``uniform`` in steps of 2⁻¹⁶, in the middle of each: two numbers from every hash, for choices."""
+    counter = torch.arange(1, (count + 1) // 2 + 1, device=keys.device)
+    bits = mix((keys[:, None] + counter * _GOLDEN) & _MASK32)
+    halves = torch.stack([bits & 0xFFFF, bits >> 16], -1).flatten(1)[:, :count]
+    return (halves.to(torch.float32) + 0.5) / 2**16
+
+
 def open_uniform(keys: Tensor, count: int) -> Tensor:
     """Uniform numbers in (0, 1), where logarithms and normal quantiles are finite; as ``uniform``."""
     return uniform(keys, count) + 2.0**-33

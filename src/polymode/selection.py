@@ -52,6 +52,8 @@ def select_layers(module: nn.Module, where: Where) -> list[str]:
     A kind that the module does not have is passed over as long as another entry selects something; a type
     or a pattern must select at least one layer.
     """
+    if (inner := getattr(module, "wraps", None)) is not None:  # a likelihood's own part beside the network
+        return [f"{inner}.{name}".rstrip(".") for name in select_layers(module.get_submodule(inner), where)]
     candidates = selectable_layers(module)
     weighted = [name for name, layer in candidates.items() if isinstance(layer, WEIGHTED)]
     chosen: set[str] = set()
@@ -83,13 +85,13 @@ def select_layers(module: nn.Module, where: Where) -> list[str]:
 def _matches_nothing(module: nn.Module, candidates: dict[str, nn.Module], entry: str) -> InputError:
     for name, layer in module.named_modules():
         if name and (fnmatchcase(name, entry) or type(layer).__name__ == entry):
-            allowed = ", ".join(kind.__name__.lstrip("_") for kind in SELECTABLE)
             inside = [n for n in candidates if n.startswith(f"{name}.")]
             if inside:
                 return InputError(f"{entry!r} is a {type(layer).__name__}: say '{entry}.*' for its layers.")
             return InputError(
-                f"The layer {name!r} is a {type(layer).__name__} without weights that can be exchanged one "
-                f"to one. Layers that can be: {allowed}, with weights; here {_listed(candidates)}."
+                f"The layer {name!r} is a {type(layer).__name__} and has no weights that could be exchanged "
+                "one to one. BatchNorm, LayerNorm, GroupNorm, RMSNorm, Linear, Conv1d, Conv2d, Conv3d and "
+                f"Embedding with weights can be; here {_listed(candidates)}."
             )
     types = {type(layer).__name__ for layer in candidates.values()}
     error = unknown_name("layer, type or pattern in where", entry, candidates.keys() | types | KINDS.keys())

@@ -39,9 +39,12 @@ def prepare_in_place(module: nn.Module) -> nn.Module:
     """
     device = next((parameter.device for parameter in module.parameters()), None)
     found = _children_of_type(module, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-    for layer, (parent, name, child) in enumerate(found):
-        seeded = SeededDropout(child.p, layer, type(child))  # type: ignore[arg-type]
-        setattr(parent, name, seeded.to(device).train(child.training))
+    exchanged: dict[nn.Module, nn.Module] = {}  # a layer that stands in several places stays one
+    for parent, name, child in found:
+        if child not in exchanged:
+            seeded = SeededDropout(child.p, len(exchanged), type(child))  # type: ignore[arg-type]
+            exchanged[child] = seeded.to(device).train(child.training)
+        setattr(parent, name, exchanged[child])
     if has_convolutions(module):
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
@@ -74,29 +77,41 @@ def sample_dropout_of(module: nn.Module, sampling: Sampling) -> nn.Module:
             raise InputError(f"There is no layer {name!r} with weights to drop the inputs of.")
         device = next(layer.parameters()).device
         layer.add_module(INPUT_DROPOUT, SeededDropout(rate, present + number).to(device))
-        layer.register_forward_pre_hook(_drop_inputs)
+        layer.register_forward_pre_hook(_drop_inputs, with_kwargs=True)
     for part in module.modules():
         if isinstance(part, SeededDropout):
             part.sampled, part.masks = True, sampling.masks
+            # Transformer layers skip their children in evaluation mode, unless one of them has a hook.
+            part.register_forward_pre_hook(_nothing)
     return module
 
 
-def sampling_of(module: nn.Module, masks: Masks) -> Sampling:
-    """How the dropout of a module is sampled that ``sample_dropout_of`` has changed."""
+def sampling_of(module: nn.Module) -> Sampling | None:
+    """How the dropout of a module is sampled that ``sample_dropout_of`` has changed; None for others."""
+    sampled = [part for part in module.modules() if isinstance(part, SeededDropout) and part.sampled]
+    if not sampled:
+        return None
     added = {
         name: layer.get_submodule(INPUT_DROPOUT).p
         for name, layer in module.named_modules()
         if any(child == INPUT_DROPOUT for child, _ in layer.named_children())
     }
-    return Sampling(masks, added)  # type: ignore[arg-type]
+    return Sampling(sampled[0].masks, added)  # type: ignore[arg-type]
 
 
 INPUT_DROPOUT = "input_dropout"  # the name of dropout that was added to a layer
 
 
-def _drop_inputs(layer: nn.Module, arguments: tuple) -> tuple:
-    first, *others = arguments
-    return layer.get_submodule(INPUT_DROPOUT)(first), *others
+def _drop_inputs(layer: nn.Module, arguments: tuple, named: dict) -> tuple[tuple, dict]:
+    drop = layer.get_submodule(INPUT_DROPOUT)
+    if arguments:
+        return (drop(arguments[0]), *arguments[1:]), named
+    (name, inputs), *others = named.items()
+    return (), {name: drop(inputs), **dict(others)}
+
+
+def _nothing(*_: object) -> None:
+    """A hook that does nothing."""
 
 
 def as_plain_module(module: nn.Module, trainable: Iterable[str]) -> nn.Module:
@@ -121,8 +136,8 @@ def _children_of_type(module: nn.Module, *types: type[nn.Module]) -> list[tuple[
     return [
         (parent, name, child)
         for parent in module.modules()
-        for name, child in parent.named_children()
-        if type(child) in types
+        for name, child in parent._modules.items()  # named_children() leaves out what was seen before
+        if type(child) in types and child is not None
     ]
 
 
@@ -229,6 +244,8 @@ def _same_scale(old: Tensor, new: Tensor) -> bool:
     before, after = _scale(old), _scale(new)
     if before == 0 or after == 0:
         return before == after
+    if old.numel() < 10:  # a single draw may be as small as it likes
+        return True
     return abs(math.log(before / after)) < 0.05 + 5 * (0.5 / old.numel()) ** 0.5
 
 

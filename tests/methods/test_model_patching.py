@@ -12,6 +12,7 @@ from polymode.errors import InputError
 from polymode.methods import ECMP, EMP, DropConnect
 from polymode.mixtures import Mixture
 from polymode.posteriors.component_mixture import COMPONENTS, PROBABILITIES, SHARED, STATISTICS
+from polymode.surgery import sampling_of
 
 SGD = pm.Optimizer("SGD", lr=0.1)
 
@@ -148,9 +149,9 @@ def test_every_component_has_its_own_running_statistics_when_asked(monkeypatch):
 
 
 def _default() -> torch.Generator:
-    from polymode.seeds import derive_generator
+    from polymode.seeds import derive_generator, draw_seed
 
-    return derive_generator(0, "draws")
+    return torch.Generator().manual_seed(draw_seed(derive_generator(0, "draws")))
 
 
 def test_a_trained_module_is_kept_in_component_0():
@@ -226,22 +227,102 @@ def test_bad_options_are_named_when_the_method_is_made(make, words):
 def test_layers_that_are_not_there_are_found_before_training():
     with pytest.raises(InputError, match=r"'head'.*Known: 0, 1, 3, BatchNorm1d, Linear, all, input"):
         fit(ECMP(where="head"))
-    with pytest.raises(InputError, match="'2' is a ReLU without weights"):
+    with pytest.raises(InputError, match="'2' is a ReLU and has no weights"):
         fit(ECMP(where="2"))
 
 
+def test_names_of_the_users_own_do_not_collide():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixing, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+            self.draw = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return self.head(torch.tanh(self.mixing(x)) * self.draw)
+
+    method = ECMP(learn_probabilities=True, prior_std=1.0)
+    [chain] = fit(method, lambda: Net().double()).chains
+    assert {SHARED + "mixing.weight", SHARED + "draw", PROBABILITIES + "head"} <= chain.keys()
+
+
+def test_only_patched_layers_are_drawn_anew():
+    """A custom backbone that nobody can re-draw is no obstacle to a fresh head."""
+    module = factory()
+    module[0].weight.data.mul_(40)
+    posterior = fit(ECMP(where="output", optimizer=pm.Optimizer("SGD", lr=1e-30)), module, epochs=1)
+    [chain] = posterior.chains
+    torch.testing.assert_close(chain[SHARED + "0.weight"], module[0].weight.detach(), rtol=0, atol=1e-20)
+    components = chain[COMPONENTS + "3.weight"]
+    assert all(not torch.allclose(components[0], other) for other in components[1:])
+
+
+def test_learned_probabilities_carry_no_weight_decay():
+    method = ECMP(learn_probabilities=True, l2=0.3, optimizer=pm.Optimizer("SGD", lr=0.1))
+    posterior = fit(method, epochs=1)
+    assert posterior.record["epochs"] == 1
+    problem_free = method._optimizer.with_options(weight_decay=0.0)
+    assert problem_free.options["weight_decay"] == 0.0
+    assert method._optimizer.options["weight_decay"] == 0.6
+
+
+def test_patches_larger_than_a_block_can_be_fitted(monkeypatch):
+    monkeypatch.setattr("polymode.posteriors.component_mixture.BLOCK_BYTES", 2048)
+    posterior = fit(ECMP(where="all"), epochs=1)
+    assert posterior.record["prediction_backend"] in ("vmap", "loop")
+
+
+def test_the_users_names_select_layers_beside_a_learned_noise_level():
+    make = lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1)).double()  # noqa: E731
+    x = data().inputs
+    posterior = fit(ECMP(where="2"), make, data=pm.ArrayData(x, x[:, :1]), likelihood="gaussian")
+    assert posterior.mixture.names == {"network.2.weight", "network.2.bias"}
+
+
 class TestMCDropout:
+    def test_layers_of_transformers_are_sampled(self):
+        layer = lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.3, batch_first=True)  # noqa: E731
+        make = lambda: nn.Sequential(layer(), nn.Flatten(), nn.Linear(8, 3)).double()  # noqa: E731
+        x = torch.randn(16, 2, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        source = pm.ArrayData(x, torch.zeros(16).long(), batch_size=8)
+        posterior = fit(pm.methods.MCDropout(), make, data=source, epochs=1)
+        for backend in ("loop", "vmap"):
+            outputs = torch.cat([o for _, o, _ in posterior.with_backend(backend).outputs(x, 20)])
+            assert float(outputs.std(0).min()) > 0
+
+    def test_a_dropout_layer_in_two_places_acts_in_both(self):
+        def make():
+            drop = nn.Dropout(0.5)
+            return nn.Sequential(nn.Linear(4, 8), drop, nn.Linear(8, 8), drop, nn.Linear(8, 3)).double()
+
+        posterior = fit(pm.methods.MCDropout(), make, epochs=1)
+        module = posterior.network.module
+        assert module[1] is module[3]
+        assert not any(type(part) is nn.Dropout for part in module.modules())
+
+    def test_layers_called_by_keyword_get_dropout_too(self):
+        class Net(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.head = nn.Linear(4, 3)
+
+            def forward(self, x):
+                return self.head(input=x)
+
+        posterior = fit(pm.methods.MCDropout(), lambda: Net().double(), epochs=1)
+        assert float(torch.cat([o for _, o, _ in posterior.outputs(data().inputs, 20)]).std(0).min()) > 0
+
     def test_the_networks_own_layers_are_sampled_with_their_own_rates(self):
         make = lambda: nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.4), nn.Linear(9, 3)).double()  # noqa: E731
         posterior = fit(pm.methods.MCDropout(rate=0.2), make)
-        assert posterior.sampling.added == {}
+        assert sampling_of(posterior.network.module).added == {}
         assert [m.p for m in posterior.network.module.modules() if hasattr(m, "sampled")] == [0.4]
         both = fit(pm.methods.MCDropout(where=("0", "output"), rate=0.2), make)
-        assert both.sampling.added == {"0": 0.2, "2": 0.2}
+        assert sampling_of(both.network.module).added == {"0": 0.2, "2": 0.2}
 
     def test_dropout_is_put_before_the_output_of_a_network_without_any(self):
         posterior = fit(pm.methods.MCDropout(rate=0.25))
-        assert posterior.sampling.added == {"3": 0.25}
+        assert sampling_of(posterior.network.module).added == {"3": 0.25}
         [chain] = posterior.chains
         weights = {n.removeprefix(SHARED): t for n, t in chain.items()}
         x = data().inputs

@@ -144,6 +144,8 @@ class LearnedGaussian(Gaussian):
 class NoiseLevel(nn.Module):
     """A network beside a learned noise level: returns ``{"mean": ..., "raw_std": ...}``."""
 
+    wraps = "network"  # where the user's network is
+
     def __init__(self, network: nn.Module, likelihood: LearnedGaussian) -> None:
         super().__init__()
         self.network = network

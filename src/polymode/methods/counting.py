@@ -32,7 +32,7 @@ def parameter_counts(
     """
     norms = [part for part in module.modules() if isinstance(part, NORMALISATIONS)]
     uncounted = 0 if count_norm else sum(p.numel() for part in norms for p in part.parameters(recurse=False))
-    base = sum(p.numel() for p in module.parameters()) - uncounted
+    base = sum(p.numel() for p in module.parameters() if p.requires_grad) - uncounted
     found = {}
     for label, method in methods.items():
         try:

@@ -11,7 +11,7 @@ from polymode.members import Tensors
 from polymode.posteriors import ComponentMixture, Posterior
 from polymode.posteriors.component_mixture import SHARED
 from polymode.selection import Where, check_where, select_layers
-from polymode.surgery import Sampling, random_layers, sample_dropout_of, sampling_of, seed_buffers
+from polymode.surgery import Sampling, random_layers, sample_dropout_of, seed_buffers
 from polymode.training import Descent, Problem, State
 
 
@@ -70,5 +70,4 @@ class MCDropout(Descent):
             for name, tensor in state.members.member(0).items()
             if name not in drawn
         }
-        sampling = sampling_of(module, self.masks)
-        return ComponentMixture(problem.network, chains=[chain], sampling=sampling)
+        return ComponentMixture(problem.network, chains=[chain])

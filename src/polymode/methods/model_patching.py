@@ -27,8 +27,9 @@ from polymode.training.method import Keep
 from polymode.training.objective import Objective, next_noise
 from polymode.trees import Tree
 
-DRAW = "draw"  # the stacked entry with the seed of a network's assignment
-LOGITS = "mixing."  # shared entries with the logits of a layer's learned probabilities
+# Names with a slash, which no module has: the seed of a network's assignment, and the logits of a layer's
+# learned probabilities.
+DRAW, LOGITS = "draw/seed", "mixing/"
 # Optimisers whose weight decay is an L2 term of the loss, not a step of its own.
 COUPLED = frozenset({"SGD", "Adam", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Rprop"})
 
@@ -52,10 +53,12 @@ class _Patching(Method):
             check_prior_std(self.prior_std)
         if self.l2 is not None:
             require(self.l2 >= 0, f"l2 must be at least 0, got {self.l2!r}.")
-            if self.optimizer.kind not in COUPLED or self.optimizer.options.get("weight_decay"):
+            options = self.optimizer.options
+            coupled = self.optimizer.kind in COUPLED and not options.get("decoupled_weight_decay")
+            if not coupled or options.get("weight_decay"):
                 raise InputError(
                     f"l2={self.l2:g} is the weight decay 2·l2 of the optimiser, which {self.optimizer.kind} "
-                    f"with options {dict(self.optimizer.options)} cannot take: use Adam or SGD without "
+                    f"with options {dict(options)} cannot take: use Adam or SGD without "
                     "weight_decay, or leave l2 away."
                 )
 
@@ -102,9 +105,11 @@ class _Patching(Method):
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
         mixture = self._mixture(problem.network.module, problem.trainable)
-        trainable = problem.trainable
+        optimizers = {"all": Over(self._optimizer, problem.trainable)}
+        learned: frozenset[str] = frozenset()
         if self._learns_probabilities:
-            trainable |= {LOGITS + layer for layer in mixture.layers}
+            learned = frozenset(LOGITS + layer for layer in mixture.layers)
+            optimizers["mixing"] = Over(self._optimizer.with_options(weight_decay=0.0), learned)
         stds = None if self.prior_std is None else problem.prior_stds(self.prior_std)
 
         def realise(weights: Tensors, _: Tree) -> Tensors:
@@ -124,7 +129,8 @@ class _Patching(Method):
             if self._own_statistics:
                 self._load_statistics(mixture, state)
             losses, gradients = objective.losses_and_gradients(state, batch)
-            state.optimizers["all"].step(gradients.shared, batch.cohorts)
+            for optimizer in state.optimizers.values():
+                optimizer.step(gradients.shared, batch.cohorts)
             if self._own_statistics:
                 self._store_statistics(mixture, state, batch)
             return losses
@@ -133,9 +139,11 @@ class _Patching(Method):
             Phase(
                 "train",
                 epochs,
-                problem.objective(None if stds is None else kl, realise, trainable, (DRAW,)),
+                problem.objective(
+                    None if stds is None else kl, realise, problem.trainable | learned, (DRAW,)
+                ),
                 step,
-                {"all": Over(self._optimizer, trainable)},
+                optimizers,
                 schedule=self.schedule,
                 keep=keep_rule(self.keep),
             )
@@ -247,11 +255,11 @@ class _Trained(_Patching):
         self, problem: Problem, mixture: Mixture, start: Tensors, generator: torch.Generator
     ) -> Tensors:
         module, keep = problem.network.module, self.start == "weights"
-        weighted = any(not is_normalisation(module.get_submodule(layer)) for layer in mixture.layers)
+        weighted = [name for name in mixture.layers if not is_normalisation(module.get_submodule(name))]
         starts = [start]
         if weighted and not keep:
             try:
-                starts += [problem.start(1, generator) for _ in range(self.num_components - 1)]
+                starts += [problem.redraw(weighted, generator) for _ in range(self.num_components - 1)]
             except InputError as error:
                 raise InputError(
                     f"{error} Or say start='weights': component 0 then keeps the weights of the module, and "

@@ -4,7 +4,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from polymode.data import as_tree, check_finite
-from polymode.errors import CannotVectorise, CheckpointError, InputError, require, unknown_name
+from polymode.errors import (
+    CannotVectorise,
+    CheckpointError,
+    InputError,
+    require,
+    require_whole,
+    unknown_name,
+)
 from polymode.likelihoods import make_likelihood, quantiles_of
 from polymode.members import Backend, Members, Tensors, forward_members
 from polymode.posteriors.network import Network, check_fingerprint
@@ -25,7 +32,15 @@ from polymode.storage import (
     write_json,
     write_tensors,
 )
-from polymode.surgery import Model, build, prepare, set_tensors
+from polymode.surgery import (
+    Model,
+    Sampling,
+    build,
+    prepare,
+    sample_dropout_of,
+    sampling_of,
+    set_tensors,
+)
 from polymode.trees import Tree, leaves, length, map_tree
 
 # A block of drawn weights, and the member outputs computed at once, stay below this many bytes.
@@ -77,11 +92,6 @@ class Posterior(ABC):
         return {}
 
     @classmethod
-    def adapt(cls, module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
-        """Make the changes to a prepared network that this posterior was fitted with."""
-        return module
-
-    @classmethod
     @abstractmethod
     def from_files(
         cls, network: Network, folder: Path, files: Sequence[str], options: Mapping[str, Any]
@@ -100,8 +110,8 @@ class Posterior(ABC):
         )
 
     def check_num_members(self, num_members: int | None) -> None:
-        if num_members is not None and num_members < 1:
-            raise InputError(f"num_members must be at least 1, got {num_members}.")
+        if num_members is not None:
+            require_whole("num_members", num_members)
         available = self.num_members
         if available is not None and num_members is not None and num_members > available:
             raise InputError(
@@ -152,7 +162,7 @@ class Posterior(ABC):
             yield block
             return
         row = map_tree(lambda x: x[:1].to(self.network.device), inputs)
-        each = self.network.activation_bytes(block.member(0), row) * min(batch_size, length(inputs))
+        each = self.network.activation_bytes(block.between(0, 2), row) * min(batch_size, length(inputs))
         number = max(1, ACTIVATION_BYTES // max(1, each))
         for start in range(0, block.num_members, number):
             yield block.between(start, min(start + number, block.num_members))
@@ -308,6 +318,7 @@ class Posterior(ABC):
             "network": self.network.fingerprint,
             "files": files,
             "options": self.options(),
+            "sampling": None if (sampling := sampling_of(self.network.module)) is None else asdict(sampling),
             "record": self.record,
         }
         write_json(folder / "posterior.json", manifest)
@@ -376,10 +387,12 @@ def load_posterior(folder: str | Path, model: Model) -> Posterior:
     if saved_in_double and all(p.dtype != torch.float64 for p in module.parameters()):
         module = module.double()  # it was fitted with precision="double"
     kind, options = POSTERIORS[manifest["kind"]], manifest.get("options", {})
-    try:
-        prepared = kind.adapt(likelihood.prepare(prepare(module)), options)
-    except InputError as error:
-        raise CheckpointError(f"{folder} belongs to another network: {error}") from error
+    prepared = likelihood.prepare(prepare(module))
+    if manifest.get("sampling") is not None:
+        try:
+            sample_dropout_of(prepared, Sampling(**manifest["sampling"]))
+        except InputError as error:
+            raise CheckpointError(f"{folder} belongs to another network: {error}") from error
     network = Network(prepared, likelihood, manifest["backend"])
     check_fingerprint(manifest["network"], network.fingerprint, str(folder))
     for name, expected in manifest["files"].items():

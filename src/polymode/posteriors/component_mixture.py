@@ -1,6 +1,7 @@
 """Networks drawn from components: the posterior of model patching, dropout and DropConnect."""
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,9 +16,9 @@ from polymode.members import Members, Tensors
 from polymode.mixtures import Family, Mixture
 from polymode.posteriors.base import BLOCK_BYTES, DRAWS, Posterior, register_posterior
 from polymode.posteriors.network import Network, check_fingerprint
-from polymode.seeds import derive_generator
+from polymode.seeds import derive_generator, draw_seed
 from polymode.storage import read_tensors
-from polymode.surgery import Sampling, random_layers, sample_dropout_of, seed_buffers
+from polymode.surgery import Sampling, random_layers, sample_dropout_of, sampling_of, seed_buffers
 
 # Where a chain keeps its tensors: K components, what all draws share, learned probabilities of the
 # components [K], running statistics of each component [K, ...].
@@ -34,15 +35,20 @@ class ComponentMixture(Posterior):
     """Every draw takes its patched weights from K components and its dropout masks from a seed.
 
     mixture: which tensors have components, and how they are assigned; None where only dropout is sampled.
-    chains: tensors of each chain, under the prefixes above. sampling: the dropout layers that act when the
-    network predicts. With one assignment for the whole network the K networks are all there is, and
-    ``draw()`` gives each of them once, with its probability; otherwise draws have no end.
+    chains: tensors of each chain, under the prefixes above. log_weights: of the chains, equal unless given.
+    Dropout layers of the network that are ``sampled`` act in every draw. With one assignment for the whole
+    network the K networks are all there is, and ``draw()`` gives each of them once, with its probability;
+    otherwise draws have no end.
     """
 
     kind: ClassVar[str] = "component_mixture"
     mixture: Mixture | None = None
     chains: Sequence[Tensors] = field(default_factory=list)
-    sampling: Sampling | None = None
+    log_weights: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.log_weights:
+            object.__setattr__(self, "log_weights", (0.0,) * len(self.chains))
 
     def __repr__(self) -> str:
         module = type(self.network.module).__name__
@@ -72,21 +78,23 @@ class ComponentMixture(Posterior):
         if self._is_explicit:
             yield from self._networks(num_members, generator)
             return
-        count = DRAWS if num_members is None else num_members
+        count, number = DRAWS if num_members is None else num_members, len(self.chains)
+        generators = [torch.Generator().manual_seed(draw_seed(generator)) for _ in self.chains]
         for chain, tensors in enumerate(self.chains):
-            # Draws are spread evenly over chains; each stands for its share of the chain's weight.
-            of_chain = (count * (chain + 1)) // len(self.chains) - (count * chain) // len(self.chains)
-            seeds = torch.randint(2**62, (of_chain,), generator=generator)
+            # Draws are spread over the chains; those of a chain share its weight.
+            of_chain = (count * (chain + 1)) // number - (count * chain) // number
+            seeds = torch.randint(2**62, (of_chain,), generator=generators[chain])
+            share = self.log_weights[chain] - math.log(of_chain * number / count) if of_chain else 0.0
             first = 0
             for part in seeds.split(self._draws_at_once(tensors)) if of_chain else ():
-                yield self._members(tensors, part, chain, first)
+                yield self._members(tensors, part, chain, first, share)
                 first += len(part)
 
     def _draws_at_once(self, tensors: Tensors) -> int:
         each = sum(t[0].numel() * t.element_size() for t in _part(COMPONENTS, tensors).values())
         return max(1, BLOCK_BYTES // max(each, 1024))
 
-    def _members(self, tensors: Tensors, seeds: Tensor, chain: int, first: int) -> Members:
+    def _members(self, tensors: Tensors, seeds: Tensor, chain: int, first: int, log_weight: float) -> Members:
         device = self.network.device
         seeds = seeds.to(device)
         stacked: Tensors = {name: seeds.clone() for name in seed_buffers(self.network.module)}
@@ -102,7 +110,8 @@ class ComponentMixture(Posterior):
                     stacked[name] = each.to(device)[of_layer[name.rpartition(".")[0]].flatten().long()]
         shared = {name: t[None].to(device) for name, t in _part(SHARED, tensors).items()}
         labels = torch.tensor([[0, chain, first + index] for index in range(len(seeds))])
-        return Members(stacked, shared, labels=labels)
+        log_weights = torch.full((len(seeds),), log_weight, device=device)
+        return Members(stacked, shared, log_weights=log_weights, labels=labels)
 
     def _networks(self, num_members: int | None, generator: torch.Generator) -> Iterator[Members]:
         """The K networks of each chain, in order; fewer than all are spread evenly."""
@@ -121,8 +130,8 @@ class ComponentMixture(Posterior):
             stacked |= {name: t[rows].to(device) for name, t in _part(COMPONENTS, tensors).items()}
             stacked |= {name: t[rows].to(device) for name, t in _part(STATISTICS, tensors).items()}
             shared = {name: t[None].to(device) for name, t in _part(SHARED, tensors).items()}
-            weights = torch.tensor(family.mixing)[rows].log().to(device)
-            yield Members(stacked, shared, log_weights=weights)
+            weights = torch.tensor(family.mixing)[rows].log() + self.log_weights[chain]
+            yield Members(stacked, shared, log_weights=weights.to(device))
 
     def collapse(self) -> nn.Module:
         raise NotCollapsible(
@@ -131,15 +140,19 @@ class ComponentMixture(Posterior):
         )
 
     def merged(self, others: Sequence[Posterior]) -> "ComponentMixture":
-        chains = list(self.chains)
+        chains, log_weights = list(self.chains), list(self.log_weights)
         for other in others:
-            if not isinstance(other, ComponentMixture) or other.options() != self.options():
+            if not isinstance(other, ComponentMixture) or other._mixes() != self._mixes():
                 raise InputError(
                     f"A mixture of components cannot be merged with a {other.kind} of other settings."
                 )
             check_fingerprint(self.network.fingerprint, other.network.fingerprint, "The posterior")
             chains += other.chains
-        return replace(self, chains=chains)
+            log_weights += other.log_weights
+        return replace(self, chains=chains, log_weights=tuple(log_weights))
+
+    def _mixes(self) -> tuple:
+        return self.options()["mixture"], sampling_of(self.network.module)
 
     # --- saving -----------------------------------------------------------------------------
 
@@ -156,19 +169,14 @@ class ComponentMixture(Posterior):
                 "shapes": {name: list(shape) for name, shape in self.mixture.shapes.items()},
                 "input_axes": dict(self.mixture.input_axes),
             }
-        return {"mixture": mixture, "sampling": None if self.sampling is None else asdict(self.sampling)}
-
-    @classmethod
-    def adapt(cls, module: nn.Module, options: Mapping[str, Any]) -> nn.Module:
-        sampling = options.get("sampling")
-        return module if sampling is None else sample_dropout_of(module, Sampling(**sampling))
+        return {"mixture": mixture, "log_weights": list(self.log_weights)}
 
     @classmethod
     def from_files(
         cls, network: Network, folder: Path, files: Sequence[str], options: Mapping[str, Any]
     ) -> Self:
         chains = [read_tensors(folder / name) for name in sorted(files)]
-        mixture, sampling = options["mixture"], options["sampling"]
+        mixture = options["mixture"]
         if mixture is not None:
             family = dict(mixture["family"])
             given = family["probabilities"]
@@ -179,8 +187,7 @@ class ComponentMixture(Posterior):
                 {name: tuple(shape) for name, shape in mixture["shapes"].items()},
                 mixture["input_axes"],
             )
-        sampled = None if sampling is None else Sampling(**sampling)
-        return cls(network, mixture=mixture, chains=chains, sampling=sampled)
+        return cls(network, mixture=mixture, chains=chains, log_weights=tuple(options["log_weights"]))
 
 
 def sample_dropout(posterior: Posterior, masks: Masks = "example") -> ComponentMixture:
@@ -197,13 +204,13 @@ def sample_dropout(posterior: Posterior, masks: Masks = "example") -> ComponentM
         )
     if posterior.num_members is None:
         raise InputError("This posterior draws networks already: its dropout cannot be sampled beside that.")
-    sampling = Sampling(masks)
-    module = sample_dropout_of(copy.deepcopy(network.module), sampling)
+    module = sample_dropout_of(copy.deepcopy(network.module), Sampling(masks))
     drawn = frozenset(seed_buffers(module))
-    chains = [
-        {SHARED + name: t.clone() for name, t in block.member(index).items() if name not in drawn}
-        for block in posterior.draw()
-        for index in range(block.num_members)
-    ]
+    chains, log_weights = [], []
+    for block in posterior.draw():
+        for index in range(block.num_members):
+            weights = block.member(index).items()
+            chains.append({SHARED + name: t.clone() for name, t in weights if name not in drawn})
+        log_weights += block.log_weights.tolist()
     changed = replace(network, module=module)
-    return ComponentMixture(changed, chains=chains, sampling=sampling, record=posterior.record)
+    return ComponentMixture(changed, chains=chains, log_weights=tuple(log_weights), record=posterior.record)

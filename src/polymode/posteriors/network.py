@@ -6,10 +6,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 
-from polymode.errors import CheckpointError
+from polymode.errors import CannotVectorise, CheckpointError
 from polymode.likelihoods import Likelihood
-from polymode.members import Backend, Tensors, call_module
+from polymode.members import Backend, Members, Tensors, forward_members
 from polymode.surgery import has_convolutions, match_precision, tensors_of
 from polymode.trees import Tree, leaves, map_tree
 
@@ -63,23 +64,27 @@ class Network:
             for name, tensor in sorted(tensors_of(self.module).items())
         }
 
-    def activation_bytes(self, weights: Tensors, example: Tree) -> int:
-        """Bytes of the largest output of any layer for one example, given as a batch of one."""
+    def activation_bytes(self, two: Members, example: Tree) -> int:
+        """Bytes of the largest output that a layer has for each member, for a batch of one example.
+
+        Layers that run once for all members do not count. two: members to find out with.
+        """
         known = _ACTIVATIONS.setdefault(self.module, {})
-        key = tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves(example))
+        names = frozenset(two.stacked)
+        key = (names, *((tuple(leaf.shape), leaf.dtype) for leaf in leaves(example)))
         if key not in known:
             sizes = [1]
 
             def note(_: nn.Module, __: Tree, outputs: Tree) -> None:
-                tensors = [t for t in leaves(outputs) if isinstance(t, Tensor)]
-                sizes.append(sum(t.numel() * t.element_size() for t in tensors))
+                own = [t for t in leaves(outputs) if isinstance(t, Tensor) and is_batchedtensor(t)]
+                sizes.append(sum(t.numel() * t.element_size() for t in own))
 
             hooks = [part.register_forward_hook(note) for part in self.module.modules()]
             try:
                 with torch.no_grad():
-                    call_module(self.module, weights, self.arrange(example))
-            except (RuntimeError, ValueError, TypeError, IndexError):
-                pass  # the pass itself says what is wrong with the inputs
+                    forward_members(self.module, two, self.arrange(example), backend="vmap")
+            except (RuntimeError, ValueError, TypeError, IndexError, CannotVectorise):
+                pass  # the pass itself says what is wrong
             finally:
                 for hook in hooks:
                     hook.remove()

@@ -109,7 +109,7 @@ def _for_prediction(
     if wanted == "auto":
         posterior = method.posterior(set_up.problem, set_up.state.chain(0))
         if posterior.num_members is None:
-            [block] = posterior.draw(TRIAL_DRAWS)
+            block = next(posterior.draw(TRIAL_DRAWS))  # fewer, where a draw is large
             seconds = {b: _pass_seconds(network, block.to(device), source, b) for b in BACKENDS}
             return min(BACKENDS, key=lambda name: seconds[name])
     if chosen == "loop":

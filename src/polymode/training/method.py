@@ -3,7 +3,7 @@
 import functools
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -23,6 +23,10 @@ from polymode.training.state import State
 from polymode.trees import Tree
 
 
+def _cannot_redraw(layers: Iterable[str], generator: torch.Generator) -> Tensors:
+    raise InputError(f"This problem cannot draw the weights of {', '.join(layers)} anew.")
+
+
 @dataclass(frozen=True)
 class Problem:
     """What a method knows about its task: the network, its weights, where a chain starts.
@@ -38,6 +42,8 @@ class Problem:
     execution: Execution
     chain: int = 0
     group: int = 0  # the chain's place among all that run side by side
+    # Draws the weights of some layers anew, as the user's model or the layers themselves draw them.
+    redraw: Callable[[Iterable[str], torch.Generator], Tensors] = _cannot_redraw
     replayable: bool = True  # whether examples can be told by their places in the data set
 
     @property

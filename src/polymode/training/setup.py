@@ -103,7 +103,9 @@ def set_up(job: Job, folder: Path | None) -> SetUp:
     start = Start(job.model, job.likelihood, job.device, names, job.method.adapt)
     network = Network(template, job.likelihood, always_eval=always_eval(template))
     replayable = all(source.replayable for source in job.sources)
-    problem = Problem(network, trainable, exempt, start, execution, replayable=replayable)
+    problem = Problem(
+        network, trainable, exempt, start, execution, redraw=start.of_layers, replayable=replayable
+    )
     phases = list(job.method.phases(problem, job.epochs))
     _check_phases(job, phases)
     states = []

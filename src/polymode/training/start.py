@@ -1,7 +1,7 @@
 """Where chains start: a template module and the initial weights of every chain."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -54,6 +54,20 @@ class Start:
                 "there. It must build the same layers each time."
             )
         return {name: tensor for name, tensor in tensors.items() if name in self.names}
+
+    def of_layers(self, layers: Iterable[str], generator: torch.Generator) -> Tensors:
+        """Weights of some layers, drawn anew; nobody needs to be able to re-draw the other layers."""
+        if not isinstance(self.model, nn.Module):
+            return self(0, generator)
+        prepared = self.adapt(self.likelihood.prepare(prepare(self.model)))
+        prepared.requires_grad_(True)
+        names = {id(parameter): name for name, parameter in prepared.named_parameters()}
+        drawn: Tensors = {}
+        for part in map(prepared.get_submodule, layers):
+            fresh = reinitialised(part, draw_seed(generator)).to(self.device)
+            pairs = zip(part.parameters(recurse=False), fresh.parameters(recurse=False), strict=True)
+            drawn |= {names[id(old)]: new.detach() for old, new in pairs}
+        return drawn
 
 
 def make_template(model: Model, likelihood: Likelihood, seed: int) -> nn.Module:

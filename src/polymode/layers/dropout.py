@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from polymode.seeds import fold, mix, uniform
+from polymode.seeds import fold, mix, uniform16
 
 Masks = Literal["example", "draw"]
 
@@ -18,12 +18,12 @@ _LAYERS = 1 << 16  # more layers than any network has
 
 
 def mask_numbers(seed: Tensor, layer: int, first_example: Tensor, shape: torch.Size) -> Tensor:
-    """Uniform numbers in [0, 1) of ``shape`` [B, ...], keyed by (seed, layer, example, unit)."""
+    """Uniform numbers in (0, 1) of ``shape`` [B, ...], keyed by (seed, layer, example, unit)."""
     example = torch.arange(shape[0], device=seed.device) + first_example
     key = fold(seed)
     key = mix(key ^ mix(torch.full_like(key, layer + 1)))
     key = mix(key ^ fold(example))
-    return uniform(key, shape[1:].numel()).reshape(shape)
+    return uniform16(key, shape[1:].numel()).reshape(shape)
 
 
 class SeededDropout(nn.Module):

@@ -72,3 +72,19 @@ def test_channel_dropout_drops_whole_channels():
     flat = out.flatten(2)
     assert torch.equal(flat.amin(-1), flat.amax(-1))
     assert 0 < (flat[..., 0] == 0).sum() < 400
+
+
+def test_narrow_and_wide_hashes_have_the_same_bits():
+    from polymode.seeds import _GOLDEN, _MASK32, mix, uniform16
+
+    keys = mix(torch.arange(50) * 7919)
+    counter = torch.arange(1, 5)
+    bits = mix((keys[:, None] + counter * _GOLDEN) & _MASK32)
+    halves = torch.stack([bits & 0xFFFF, bits >> 16], -1).flatten(1)[:, :7]
+    assert torch.equal(uniform16(keys, 7), (halves.float() + 0.5) / 2**16)
+    numbers = uniform16(keys, 20_000).double()
+    # Mean and variance of uniform numbers: a million of them.
+    assert abs(numbers.mean() - 0.5) < 4.5 * (1 / 12 / 1e6) ** 0.5
+    assert abs(numbers.var() - 1 / 12) < 4.5 * (1 / 180 / 1e6) ** 0.5
+    neighbours = torch.corrcoef(torch.stack([numbers[:, :-1].flatten(), numbers[:, 1:].flatten()]))[0, 1]
+    assert abs(neighbours) < 4.5 / 1e3

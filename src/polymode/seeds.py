@@ -38,9 +38,17 @@ def uniform(keys: Tensor, count: int) -> Tensor:
 def uniform16(keys: Tensor, count: int) -> Tensor:
     """As ``uniform`` in steps of 2⁻¹⁶, in the middle of each: two numbers from every hash, for choices."""
     counter = torch.arange(1, (count + 1) // 2 + 1, device=keys.device)
-    bits = mix((keys[:, None] + counter * _GOLDEN) & _MASK32)
-    halves = torch.stack([bits & 0xFFFF, bits >> 16], -1).flatten(1)[:, :count]
+    offsets = ((counter * _GOLDEN) & _MASK32).to(torch.int32)
+    bits = _mix_narrow(keys.to(torch.int32)[:, None] + offsets)
+    halves = torch.stack([bits & 0xFFFF, (bits >> 16) & 0xFFFF], -1).flatten(1)[:, :count]
     return (halves.to(torch.float32) + 0.5) / 2**16
+
+
+def _mix_narrow(value: Tensor) -> Tensor:
+    """``mix`` of 32-bit integers that wrap around: the same bits in half the memory."""
+    value = (value ^ ((value >> 16) & 0xFFFF)) * _FIRST
+    value = (value ^ ((value >> 15) & 0x1FFFF)) * (_SECOND - 2**32)
+    return value ^ ((value >> 16) & 0xFFFF)
 
 
 def open_uniform(keys: Tensor, count: int) -> Tensor:

@@ -246,8 +246,8 @@ def _first_chain(extend: Posterior | None, *, many: bool) -> int:
         return 0
     if many or extend.num_members is None:
         raise InputError(
-            "extend=... takes one finite posterior and one data set. Posteriors that draw without end are joined "
-            "with merge([first, second])."
+            "extend=... takes one finite posterior and one data set. Posteriors that draw without end are "
+            "joined with merge([first, second])."
         )
     return 1 + max(int(block.labels[:, 1].max()) for block in extend.draw())
 

@@ -100,8 +100,9 @@ def _network(options: MethodsOptions) -> nn.Module:
     if options.model in MODELS:
         architecture = MODELS[options.model]
         shape = {"table": (8,), "images": (3, 32, 32), "tokens": (100,)}[architecture.takes]
-        own = inspect.signature(architecture.build).parameters.get("num_classes")
-        outputs = outputs if own is None else own.default
+        taken = inspect.signature(architecture.build).parameters
+        own = [taken[name].default for name in ("num_classes", "num_outputs") if name in taken]
+        outputs = next((number for number in own if isinstance(number, int)), outputs)
     if options.shape:
         try:
             shape = tuple(int(size) for size in options.shape.split(","))

@@ -276,8 +276,8 @@ class EMP(_Trained):
     KL term of Eq. 6. A network drawn at test time is one of Kᴸ.
 
     where: the patched layers, by kind ("norm", "input", "output", "all"), by type such as "Linear", or by
-    pattern of their names; normalisation and output layers unless said otherwise. num_components: K.
-    probabilities: of the components; equal unless given. learn_probabilities: learn them, for each layer,
+    pattern of their names; normalisation and output layers unless said otherwise. num_components: K,
+    of each patched layer. probabilities: of the components; equal unless given. learn_probabilities: learn them, for each layer,
     by a relaxation of the draw. start: "initialiser" draws the components of a layer with weights
     independently, as the model draws them; "weights" keeps those of a trained module in component 0 and lets
     the others begin near it. spread: size of the noise that components of normalisation layers begin with,
@@ -323,8 +323,8 @@ class ECMP(_Trained):
     KL term of Eq. 6. Running statistics of BatchNorm are shared: components meet inside a layer.
 
     where: the patched layers, by kind ("norm", "input", "output", "all"), by type such as "Linear", or by
-    pattern of their names; normalisation and output layers unless said otherwise. num_components: K.
-    probabilities: of the components; equal unless given. learn_probabilities: learn them, for each layer,
+    pattern of their names; normalisation and output layers unless said otherwise. num_components: K,
+    of each patched layer. probabilities: of the components; equal unless given. learn_probabilities: learn them, for each layer,
     by a relaxation of the draw. start: "initialiser" draws the components of a layer with weights
     independently, as the model draws them; "weights" keeps those of a trained module in component 0 and lets
     the others begin near it. spread: size of the noise that components of normalisation layers begin with,

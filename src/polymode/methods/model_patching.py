@@ -276,16 +276,17 @@ class EMP(_Trained):
     KL term of Eq. 6. A network drawn at test time is one of Kᴸ.
 
     where: the patched layers, by kind ("norm", "input", "output", "all"), by type such as "Linear", or by
-    pattern of their names; normalisation and output layers unless said otherwise. num_components: K,
-    of each patched layer. probabilities: of the components; equal unless given. learn_probabilities: learn them, for each layer,
-    by a relaxation of the draw. start: "initialiser" draws the components of a layer with weights
-    independently, as the model draws them; "weights" keeps those of a trained module in component 0 and lets
-    the others begin near it. spread: size of the noise that components of normalisation layers begin with,
-    γ (1 + spread ε) and β + spread ε. prior_std: s of the prior N(0, s²) in the KL term, one number, numbers
-    by pattern of the weights' names, or ``priors.FanIn``; None leaves the term away. l2: λ of the term
-    λ‖M‖² over all trained numbers that the paper's experiments have in its place, 0.001/batch size there; it
-    is the weight decay 2λ of the optimiser. optimizer: any of ``torch.optim``. schedule: a function of
-    ``Progress`` that multiplies the learning rate. keep: "last", "best" (by validation) or a ``KeepBest``.
+    pattern of their names; normalisation and output layers unless said otherwise. num_components: K, of
+    each patched layer. probabilities: of the components; equal unless given. learn_probabilities: learn
+    them, for each layer, by a relaxation of the draw. start: "initialiser" draws the components of a
+    layer with weights independently, as the model draws them; "weights" keeps those of a trained module
+    in component 0 and lets the others begin near it. spread: size of the noise that components of
+    normalisation layers begin with, γ (1 + spread ε) and β + spread ε. prior_std: s of the prior N(0, s²)
+    in the KL term, one number, numbers by pattern of the weights' names, or ``priors.FanIn``; None leaves
+    the term away. l2: λ of the term λ‖M‖² over all trained numbers that the paper's experiments have in
+    its place, 0.001/batch size there; it is the weight decay 2λ of the optimiser. optimizer: any of
+    ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate. keep: "last",
+    "best" (by validation) or a ``KeepBest``.
     statistics: running statistics of BatchNorm, "shared" by all components or of each "component".
     """
 
@@ -323,16 +324,17 @@ class ECMP(_Trained):
     KL term of Eq. 6. Running statistics of BatchNorm are shared: components meet inside a layer.
 
     where: the patched layers, by kind ("norm", "input", "output", "all"), by type such as "Linear", or by
-    pattern of their names; normalisation and output layers unless said otherwise. num_components: K,
-    of each patched layer. probabilities: of the components; equal unless given. learn_probabilities: learn them, for each layer,
-    by a relaxation of the draw. start: "initialiser" draws the components of a layer with weights
-    independently, as the model draws them; "weights" keeps those of a trained module in component 0 and lets
-    the others begin near it. spread: size of the noise that components of normalisation layers begin with,
-    γ (1 + spread ε) and β + spread ε. prior_std: s of the prior N(0, s²) in the KL term, one number, numbers
-    by pattern of the weights' names, or ``priors.FanIn``; None leaves the term away. l2: λ of the term
-    λ‖M‖² over all trained numbers that the paper's experiments have in its place, 0.001/batch size there; it
-    is the weight decay 2λ of the optimiser. optimizer: any of ``torch.optim``. schedule: a function of
-    ``Progress`` that multiplies the learning rate. keep: "last", "best" (by validation) or a ``KeepBest``.
+    pattern of their names; normalisation and output layers unless said otherwise. num_components: K, of
+    each patched layer. probabilities: of the components; equal unless given. learn_probabilities: learn
+    them, for each layer, by a relaxation of the draw. start: "initialiser" draws the components of a
+    layer with weights independently, as the model draws them; "weights" keeps those of a trained module
+    in component 0 and lets the others begin near it. spread: size of the noise that components of
+    normalisation layers begin with, γ (1 + spread ε) and β + spread ε. prior_std: s of the prior N(0, s²)
+    in the KL term, one number, numbers by pattern of the weights' names, or ``priors.FanIn``; None leaves
+    the term away. l2: λ of the term λ‖M‖² over all trained numbers that the paper's experiments have in
+    its place, 0.001/batch size there; it is the weight decay 2λ of the optimiser. optimizer: any of
+    ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate. keep: "last",
+    "best" (by validation) or a ``KeepBest``.
     """
 
     name: ClassVar[str] = "ecmp"

@@ -22,7 +22,8 @@ def price_figure(
             x=list(x),
             y=list(y),
             mode="lines+markers",
-            name=f"{label}, test",
+            name=label,
+            legendgroup=label,
             line={"color": colour(index), "width": 2.5},
             marker={"size": 9},
             customdata=list(range(1, len(x) + 1)),
@@ -37,6 +38,8 @@ def price_figure(
             y=list(y),
             mode="lines",
             name=f"{label}, mean member while training (validation)",
+            legendgroup=label,  # one entry for both: a dozen lines would leave no room for the figure
+            showlegend=label not in members,
             line={"color": colour(index), "width": 1.2, "dash": "dot"},
             hovertemplate=(
                 f"{label}, mean member<br>%{{x:.4g}} member-epochs spent<br>validation {quality} %{{y:.4f}}"

@@ -61,12 +61,16 @@ class Start:
             return self(0, generator)
         prepared = self.adapt(self.likelihood.prepare(prepare(self.model)))
         prepared.requires_grad_(True)
-        names = {id(parameter): name for name, parameter in prepared.named_parameters()}
+        first_names = {id(parameter): name for name, parameter in prepared.named_parameters()}
         drawn: Tensors = {}
         for part in map(prepared.get_submodule, layers):
-            fresh = reinitialised(part, draw_seed(generator)).to(self.device)
-            pairs = zip(part.parameters(recurse=False), fresh.parameters(recurse=False), strict=True)
-            drawn |= {names[id(old)]: new.detach() for old, new in pairs}
+            for name in (first_names[id(parameter)] for parameter in part.parameters(recurse=False)):
+                if name in drawn:
+                    continue
+                owner, _, _ = name.rpartition(".")  # another layer than this one where tensors are tied
+                fresh = reinitialised(prepared.get_submodule(owner), draw_seed(generator)).to(self.device)
+                of_owner = fresh.named_parameters(recurse=False)
+                drawn |= {f"{owner}.{own}".lstrip("."): new.detach() for own, new in of_owner}
         return drawn
 
 

@@ -36,5 +36,15 @@ REFUSED: dict[str, frozenset[str]] = {
 }
 
 
+# Methods of one file differ in settings only: one of them runs on every network, the others on some.
+FEWER: dict[str, frozenset[str]] = {
+    "emp": frozenset({"mlp", "batch_norm", "batch_norm_and_dropout", "convolution", "random_features"}),
+    "dropconnect": frozenset({"mlp", "batch_norm_and_dropout", "convolution", "learned_noise"}),
+    "mc_dropout": frozenset(
+        {"mlp", "batch_norm_and_dropout", "convolution", "transformer", "tied_tokens", "learned_noise"}
+    ),
+}
+
+
 def accepts(method: str, network: str) -> bool:
-    return network not in REFUSED.get(method, ())
+    return network not in REFUSED.get(method, ()) and network in FEWER.get(method, (network,))

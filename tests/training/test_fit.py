@@ -119,7 +119,9 @@ def test_noise_of_a_member_is_its_own(optimizer):
     for data, together in zip(sets, quiet(method, case.double_factory, sets), strict=True):
         assert_same_weights(quiet(method, case.double_factory, data), together, exact=False)
     pair = quiet(DeepEnsemble(2, of=method), case.double_factory, sets[0])
-    assert_same_weights(quiet(method, case.double_factory, sets[0]), pair, rows_b=slice(0, 1))
+    alone = quiet(method, case.double_factory, sets[0])
+    # Fused Adam rounds whole vectors and their ends differently, and a row's place in a stack decides which.
+    assert_same_weights(alone, pair, rows_b=slice(0, 1), exact=optimizer != "Adam")
 
 
 @pytest.mark.parametrize("backend", ["loop", "vmap"])

@@ -1,7 +1,8 @@
 """Posteriors: what a method leaves behind."""
 
-from polymode.posteriors.base import Posterior, load_posterior, merge
+from polymode.posteriors.base import Posterior, merge
 from polymode.posteriors.component_mixture import ComponentMixture, sample_dropout
+from polymode.posteriors.loading import load_posterior
 from polymode.posteriors.particles import Particles
 
 __all__ = ["ComponentMixture", "Particles", "Posterior", "load_posterior", "merge", "sample_dropout"]

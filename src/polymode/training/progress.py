@@ -125,7 +125,9 @@ class Lines:
         self._began = time.monotonic()
         self._before = done
         self._next = self._began + LINE_SECONDS
-        self.say(f"{title}: {f'goes on at epoch {round(done, 1):g} of' if done else 'begins,'} {num_epochs} epochs")
+        self.say(
+            f"{title}: {f'goes on at epoch {round(done, 1):g} of' if done else 'begins,'} {num_epochs} epochs"
+        )
 
     def advance(self, epochs: float, detail: str) -> None:
         now = time.monotonic()

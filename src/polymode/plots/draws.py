@@ -28,6 +28,7 @@ def draws_figure(curves: Mapping[str, Mapping[str, Sequence[float]]], score: str
             error_y={"type": "data", "array": error, "thickness": 1, "width": 3},
             hovertemplate=f"{label}<br>%{{x}} draws<br>{score} %{{y:.4f}}<extra></extra>",
         )
-    drawn.update_xaxes(type="log", dtick="D1" if most < 10 else None)
+    places = sorted({number for curve in curves.values() for number in curve["draws"]})
+    drawn.update_xaxes(type="log", tickvals=places, ticktext=[f"{number:g}" for number in places])
     drawn.update_yaxes(rangemode="tozero")
     return drawn

@@ -95,3 +95,16 @@ class Warmup:
     def __call__(self, progress: Progress) -> float:
         steps = self.epochs * progress.num_steps / progress.num_epochs
         return min(1.0, (progress.step + 1) / max(steps, 1.0)) * self.then(progress)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A schedule of ``epochs`` epochs, seen by the stretch of them that begins after ``before``."""
+
+    schedule: Schedule
+    before: int
+    epochs: int
+
+    def __call__(self, progress: Progress) -> float:
+        each = progress.num_steps // progress.num_epochs
+        return self.schedule(Progress(self.before * each + progress.step, self.epochs * each, self.epochs))

@@ -179,6 +179,16 @@ def batch_norms(module: nn.Module) -> list[str]:
     return [name for name, part in module.named_modules() if isinstance(part, kind)]
 
 
+def running_statistics(module: nn.Module) -> list[str]:
+    """Names of the means and variances that normalisation layers keep for prediction."""
+    return [
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, layer in module.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is not None
+        for name in ("running_mean", "running_var")
+    ]
+
+
 def random_layers(module: nn.Module) -> list[str]:
     """Names of the dropout layers of a prepared module that drop anything."""
     parts = module.named_modules()

@@ -25,6 +25,14 @@ SMALL: dict[str, Callable[[], Method]] = {
     "dropconnect": lambda: pm.methods.DropConnect(rate=0.2, prior_std=1.0, optimizer=SGD),
     "emp": lambda: pm.methods.EMP(num_components=3, statistics="component", prior_std=1.0, optimizer=SGD),
     "ecmp": lambda: pm.methods.ECMP(num_components=3, prior_std=1.0, optimizer=SGD),
+    "late_phase": lambda: pm.methods.LatePhase(2, start=0.5, noise=0.1, prior_std=1.0, optimizer=SGD),
+    "swa": lambda: pm.methods.SWA(
+        pm.methods.LatePhase(2, start=0.5, noise=0.1, prior_std=1.0, optimizer=SGD), start=0.5
+    ),
+    "swag": lambda: pm.methods.SWAG(
+        pm.methods.Single(prior_std=1.0, optimizer=SGD), start=0, num_draws=3, rank=2
+    ),
+    "batch_ensemble": lambda: pm.methods.BatchEnsemble(3, prior_std=1.0, optimizer=SGD),
     "hmc": lambda: pm.methods.HMC(2, prior_std=1.0, samples=3, burn_in=0.5, optimizer=SGD),
 }
 

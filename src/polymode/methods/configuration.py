@@ -6,6 +6,7 @@ from typing import Any
 
 from polymode import schedules
 from polymode.errors import InputError, unknown_name
+from polymode.late_weights import Bank
 from polymode.methods.registry import METHODS
 from polymode.priors import FanIn
 from polymode.samplers import WALKS
@@ -19,6 +20,7 @@ PARTS: dict[str, type] = {
         Optimizer,
         KeepBest,
         FanIn,
+        Bank,
         *WALKS,
         schedules.Constant,
         schedules.Cosine,

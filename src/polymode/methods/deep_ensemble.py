@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn
@@ -41,6 +41,10 @@ class DeepEnsemble(Method):
     def num_chains(self) -> int:
         return self.num_members * self.of.num_chains
 
+    @property
+    def can_average(self) -> bool:
+        return self.of.can_average
+
     def adapt(self, module: nn.Module) -> nn.Module:
         return self.of.adapt(module)
 
@@ -55,6 +59,9 @@ class DeepEnsemble(Method):
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
         return self.of.posterior(problem, state)
+
+    def findings(self, problem: Problem, state: State) -> dict[str, Any]:
+        return self.of.findings(problem, state)
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
         each, epochs = self.of.for_budget(member_epochs / self.num_members)

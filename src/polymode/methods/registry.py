@@ -3,10 +3,12 @@
 from polymode.methods.anchored import Anchored
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.hmc import HMC
+from polymode.methods.late_phase import BatchEnsemble, LatePhase
 from polymode.methods.mc_dropout import MCDropout
 from polymode.methods.model_patching import ECMP, EMP, DropConnect
 from polymode.methods.sequential_anchored import SequentialAnchored
 from polymode.methods.single import Single
+from polymode.methods.weight_averaging import SWA, SWAG
 from polymode.training import Method
 
 METHODS: dict[str, type[Method]] = {
@@ -20,6 +22,10 @@ METHODS: dict[str, type[Method]] = {
         DropConnect,
         EMP,
         ECMP,
+        LatePhase,
+        SWA,
+        SWAG,
+        BatchEnsemble,
         HMC,
     )
 }
@@ -33,4 +39,5 @@ COMPARED: tuple[str, ...] = (
     "mc_dropout",
     "emp",
     "ecmp",
+    "late_phase",
 )

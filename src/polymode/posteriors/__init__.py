@@ -2,7 +2,16 @@
 
 from polymode.posteriors.base import Posterior, merge
 from polymode.posteriors.component_mixture import ComponentMixture, sample_dropout
+from polymode.posteriors.late_members import LateMembers
 from polymode.posteriors.loading import load_posterior
 from polymode.posteriors.particles import Particles
 
-__all__ = ["ComponentMixture", "Particles", "Posterior", "load_posterior", "merge", "sample_dropout"]
+__all__ = [
+    "ComponentMixture",
+    "LateMembers",
+    "Particles",
+    "Posterior",
+    "load_posterior",
+    "merge",
+    "sample_dropout",
+]

@@ -69,19 +69,19 @@ class StoredMembers:
     def rows(self, start: int, stop: int) -> Members:
         first = self.group * self.num_members
 
-        def rows_of(name: str) -> slice:
+        def wanted(name: str) -> slice:
             if name.startswith("shared/"):
                 return slice(self.group, self.group + 1)
             return slice(first + start, first + stop)
 
-        return members_from_tensors(read_some(self.path, rows_of))
+        return members_from_tensors(read_some(self.path, wanted))
 
 
 Block = Members | StoredMembers
 
 
-def _rows(block: Block, start: int, stop: int) -> Members:
-    """Some members of one group."""
+def rows_of(block: Block, start: int, stop: int) -> Members:
+    """Some members of one group, read if they are in a file."""
     return block.rows(start, stop) if isinstance(block, StoredMembers) else block.between(start, stop)
 
 
@@ -174,7 +174,7 @@ class Particles(Posterior):
             first = beyond
             each = max(1, block.num_bytes // block.num_members)
             for start, stop in _runs(inside, max(1, min(BLOCK_MEMBERS, BLOCK_BYTES // each))):
-                part = _rows(block, start, stop).to(self.network.device)
+                part = rows_of(block, start, stop).to(self.network.device)
                 yield replace(part, log_weights=part.log_weights - self._largest_log_weight)
 
     @cached_property
@@ -200,8 +200,12 @@ class Particles(Posterior):
             if not isinstance(other, Particles):
                 raise InputError(f"Particles cannot be merged with a posterior of kind {other.kind!r}.")
             self.check_joinable(other.network)
-            blocks += other.blocks
+            blocks += (other if other.kind == self.kind else other.as_particles()).blocks
         return replace(self, blocks=blocks)
+
+    def as_particles(self) -> "Particles":
+        """The same networks, each whole."""
+        return self
 
     def check_joinable(self, network: Network) -> None:
         """Raise unless members of another network can stand beside these: same tensors, same constants."""

@@ -27,6 +27,10 @@ class Descent(Method):
         if self.prior_std is not None:
             check_prior_std(self.prior_std)
 
+    @property
+    def can_average(self) -> bool:
+        return True
+
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         return State(problem.initial_members(generator))
 

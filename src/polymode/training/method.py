@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -10,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from polymode.errors import InputError
+from polymode.errors import InputError, require
 from polymode.members import Members, Tensors
 from polymode.posteriors import Posterior
 from polymode.posteriors.network import Network
@@ -45,6 +46,7 @@ class Problem:
     # Draws the weights of some layers anew, as the user's model or the layers themselves draw them.
     redraw: Callable[[Iterable[str], torch.Generator], Tensors] = _cannot_redraw
     replayable: bool = True  # whether examples can be told by their places in the data set
+    num_minibatches: int | None = None  # of an epoch over the smallest data set, where it is known
 
     @property
     def num_observations(self) -> int:
@@ -124,6 +126,28 @@ def check_options(optimizer: Any, schedule: Any, keep: Any) -> None:
             f"a factor, got {schedule!r}."
         )
     keep_rule(keep)
+
+
+def epochs_before(name: str, value: float, epochs: int | None) -> int:
+    """Read when something begins: a whole number of epochs before it, or a fraction of all epochs.
+
+    epochs: of the whole training; None only checks the value.
+    """
+    fraction = isinstance(value, float) and value < 1
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != value:
+        raise InputError(f"{name} must be a number of epochs or a fraction of all below 1, got {value!r}.")
+    require(
+        fraction or float(value).is_integer(), f"{name}={value!r}: give whole epochs, or a fraction below 1."
+    )
+    if epochs is None:
+        return 0
+    if fraction:
+        return min(math.floor(value * epochs + 1e-9), epochs - 1)
+    if value >= epochs:
+        raise InputError(
+            f"{name}={value} is not before the end of {epochs} epochs: begin earlier, or train longer."
+        )
+    return int(value)
 
 
 Step = Callable[[State, Sequence[Batch], Objective], Tensor]
@@ -231,6 +255,14 @@ class Method(ABC):
     @property
     def num_chains(self) -> int:
         return 1
+
+    @property
+    def can_average(self) -> bool:
+        """Whether the posterior is made of the weights as they are when training ends.
+
+        Where it is, their average over epochs can take their place.
+        """
+        return False
 
     def adapt(self, module: nn.Module) -> nn.Module:
         """Change a prepared copy of the user's network, such as adding noise to it; nothing by default."""

@@ -134,15 +134,54 @@ class Objective:
                 return part_losses, part_gradients
             if losses is None or gathered is None:
                 losses = part_losses.new_full((members.num_members,), torch.nan)
-                gathered = self._empty(members)
+                gathered = Gradients(self._unfilled(members), {})
             losses[rows] = part_losses
             for name, tensor in part_gradients.stacked.items():
                 gathered.stacked[name][rows] = tensor
+            if piece.groups == whole:  # of one member of every chain: nothing to put together
+                return losses, Gradients(gathered.stacked, part_gradients.shared)
             for name, tensor in part_gradients.shared.items():
+                if name not in gathered.shared:
+                    gathered.shared[name] = torch.zeros_like(members.shared[name])
                 gathered.shared[name][piece.groups] = tensor
         assert losses is not None
         assert gathered is not None
         return losses, gathered
+
+    @torch.no_grad()
+    def losses(self, state: "State", batch: Batch, *, training: bool) -> Tensor:
+        """Losses [M] of the members on their chain's batch, without gradients; NaN for idle ones.
+
+        training: as in a step, so that running statistics move; otherwise as in prediction, and nothing does.
+        """
+        execution, members = self.execution, state.members
+        seen: list[tuple[slice, Tensor]] = []
+        if not training:
+            self.network.module.eval()
+        for piece in batch.pieces:
+            rows = members.rows(piece.groups)
+            if training:
+                self._advance_noise(state, rows)
+            own = {name: tensor[rows] for name, tensor in state.own.items()} if self.reads_own else {}
+            examples = {"inputs": piece.inputs, "targets": piece.targets}
+            if piece.weights is not None:
+                examples["weights"] = piece.weights
+            of_group = {"num_observations": execution.num_observations[piece.groups]}
+            same = {} if piece.has_groups else {"examples": examples}
+            with self._randomness(state.noise[rows][0]):
+                found = map_members(
+                    lambda weights, own, of_group, same=same: self.loss(weights, own, of_group | same),
+                    members.groups(piece.groups),
+                    own,
+                    of_group | ({"examples": examples} if piece.has_groups else {}),
+                    backend=execution.backend if training else execution.prediction_backend,
+                )
+            seen.append((rows, found))
+        self.network.train()
+        losses = seen[0][1].new_full((members.num_members,), torch.nan)
+        for rows, found in seen:
+            losses[rows] = found
+        return losses
 
     def observations(self, batches: Sequence[Batch], state: "State") -> Tensor:
         """Observations of each member in each of some batches, [len(batches), M]; 0 where it is idle."""
@@ -209,11 +248,12 @@ class Objective:
         losses, gradients = recording(arguments)
         return losses, Gradients(gradients, {})
 
+    def _unfilled(self, members: Members) -> Tensors:
+        return {n: torch.empty_like(t) for n, t in members.stacked.items() if n in self.trainable}
+
     def _empty(self, members: Members) -> Gradients:
-        return Gradients(
-            {n: torch.empty_like(t) for n, t in members.stacked.items() if n in self.trainable},
-            {n: torch.zeros_like(t) for n, t in members.shared.items() if n in self.trainable},
-        )
+        shared = {n: torch.zeros_like(t) for n, t in members.shared.items() if n in self.trainable}
+        return Gradients(self._unfilled(members), shared)
 
     def _advance_noise(self, state: "State", rows: slice) -> None:
         """New noise for the members that are evaluated; that of the others stays."""

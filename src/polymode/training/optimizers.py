@@ -1,5 +1,6 @@
 """Any ``torch.optim`` optimiser over stacked tensors, as if every member were alone."""
 
+import copy
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -231,17 +232,31 @@ class MemberOptimizer:
                 gradient = torch.empty_like(parameter).copy_(gradient)
             parameter.grad = gradient
 
+    def spread(self, member: int) -> None:
+        """Give all members of a group the moments and the step count of one of them."""
+        place = {
+            (u.cohort, u.rows if isinstance(u.rows, int) else u.member): i for i, u in enumerate(self.units)
+        }
+        states = self.state_dict()
+        for index, unit in enumerate(self.units):
+            assert unit.member is not None
+            of = unit.rows - unit.member + member if isinstance(unit.rows, int) else member
+            self._load(self.instances[index], copy.deepcopy(states[place[unit.cohort, of]]))
+
     def state_dict(self) -> list[dict[str, Any]]:
         return [instance.state_dict() for instance in self.instances]
 
     def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
         for instance, state in zip(self.instances, states, strict=True):
-            instance.load_state_dict(state)
-            for parameter, moments in instance.state.items():
-                for name, value in moments.items():
-                    # Files hold tensors in plain order; fused kernels need the parameter's own layout.
-                    if isinstance(value, Tensor) and value.shape == parameter.shape:
-                        moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+            self._load(instance, state)
+
+    def _load(self, instance: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        instance.load_state_dict(state)
+        for parameter, moments in instance.state.items():
+            for name, value in moments.items():
+                # Files hold tensors in plain order; fused kernels need the parameter's own layout.
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def clip_each(gradients: Tensors, clip_norm: float, *, stacked: bool = True) -> Tensors:

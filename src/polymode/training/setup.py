@@ -104,7 +104,14 @@ def set_up(job: Job, folder: Path | None) -> SetUp:
     network = Network(template, job.likelihood, always_eval=always_eval(template))
     replayable = all(source.replayable for source in job.sources)
     problem = Problem(
-        network, trainable, exempt, start, execution, redraw=start.of_layers, replayable=replayable
+        network,
+        trainable,
+        exempt,
+        start,
+        execution,
+        redraw=start.of_layers,
+        replayable=replayable,
+        num_minibatches=min(batches.num_minibatches(group.num_examples) for group in batches.groups),
     )
     phases = list(job.method.phases(problem, job.epochs))
     _check_phases(job, phases)

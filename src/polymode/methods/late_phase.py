@@ -1,0 +1,430 @@
+"""Late-phase weights: late in training a few weights become K members, and collapse by averaging.
+
+von Oswald, Kobayashi, Sacramento, Meulemans, Henning and Grewe, "Neural networks with late-phase weights",
+ICLR 2021.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self, get_args
+
+import torch
+from torch import Tensor, nn
+
+from polymode.errors import InputError, NotCollapsible, require, require_whole, unknown_name
+from polymode.late_weights import Average, Bank, LateWeights, late_weights
+from polymode.members import Members, Tensors
+from polymode.posteriors import LateMembers, Posterior
+from polymode.priors import PriorStd, check_prior_std, gaussian_prior
+from polymode.schedules import Constant, Part, Schedule
+from polymode.selection import Where, check_where
+from polymode.training import (
+    Method,
+    Objective,
+    Optimizer,
+    Over,
+    Phase,
+    Problem,
+    State,
+    check_options,
+    keep_rule,
+)
+from polymode.training.batches import Batch
+from polymode.training.method import Keep, Step, epochs_before
+from polymode.trees import Tree
+
+SEEN = "average/losses"  # of the average, of the members, and how many rounds they were seen in
+
+
+@dataclass(frozen=True)
+class LatePhase(Method):
+    """w_k = h(θ, φ_k), k = 1…K: all minibatches train θ, every K-th one trains φ_k (Algorithm 1).
+
+    For each k: φ_k ← U_φ(φ_k, ∇φ_k L(M_k, θ, φ_k)) at once; after K minibatches θ ← U_θ(θ, γ Σ_k ∇θ L).
+    Before the late phase there is one φ, trained as part of θ. In the end the members are averaged into one
+    network.
+
+    num_members: K. start: T₀, epochs before the late phase, as a whole number or as a fraction of all.
+    weights: what is late: "batch_norm" (scale, shift and running statistics), "rank_one" (factors of
+    matrices, θ ∘ u vᵀ), "hypernetwork" (embeddings of kernels), or layers by kind, type or pattern of their
+    names; several are taken together, () takes none (gradient accumulation alone). None takes what the
+    network has: BatchNorm, else rank-one factors. head: whether the last layer is late, too; None means that
+    of a classifier. matrices: patterns of the weights that get rank-one factors; None takes all but
+    embeddings and the head. banks: templates of a hypernetwork, each a ``Bank``; None makes one for each
+    shape of kernel. noise: σ₀, φ_k = φ₀ + σ₀ RMS(φ₀) ε for each tensor. factor_spread: factors begin uniform
+    within 1 ± this. base_scale: γ of the base gradient; 0 leaves the base as it is. prior_std: s of the prior
+    N(0, s²) over the weights of each member, one number, numbers by pattern, or ``priors.FanIn``; None means
+    none. optimizer: any of ``torch.optim``, for base weights and for all of them before the late phase.
+    late_optimizer: for late weights; None means the same. Factors and embeddings carry no weight decay.
+    carry_moments: members begin with the moments of the optimiser that trained φ₀; the paper's begin without.
+    schedule: a function of ``Progress`` that multiplies the learning rates, over the whole training. keep:
+    "last", "best" (by validation, in the late phase) or a ``KeepBest``. average: of what the collapse takes
+    the mean, realised "weights" or, as the paper, "factors". keep_members: leave the ensemble of K, do not
+    collapse. force: collapse without a look at whether the members lie in one basin.
+    """
+
+    name: ClassVar[str] = "late_phase"
+    summary: ClassVar[str] = "some weights become K members late in training, then one network again"
+    cost: ClassVar[str] = "one member-epoch an epoch; predicts with one forward pass (K with keep_members)"
+    kept: ClassVar[str] = "one network, or shared weights once and K times the late ones with keep_members"
+
+    num_members: int = 10
+    start: float = 0.6
+    weights: Where | None = None
+    head: bool | None = None
+    matrices: Where | None = None
+    banks: Sequence[Bank] | None = None
+    noise: float = 0.0
+    factor_spread: float = 0.0
+    base_scale: float = 1.0
+    prior_std: PriorStd | None = None
+    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
+    late_optimizer: Optimizer | None = None
+    carry_moments: bool = False
+    schedule: Schedule = Constant()
+    keep: Keep = "last"
+    average: Average = "weights"
+    keep_members: bool = False
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        require_whole("num_members", self.num_members)
+        epochs_before("start", self.start, None)
+        for option in ("weights", "matrices"):
+            entries = getattr(self, option)
+            if entries not in (None, (), []):
+                object.__setattr__(self, option, check_where(entries))  # one way to say one thing
+        for option in ("noise", "factor_spread", "base_scale"):
+            value = getattr(self, option)
+            require(0 <= value < math.inf, f"{option} must be a number of at least 0, got {value!r}.")
+        check_options(self.optimizer, self.schedule, self.keep)
+        check_options(self._late_optimizer, self.schedule, self.keep)
+        for optimizer in (self.optimizer, self._late_optimizer):
+            if optimizer.needs_closure:
+                raise InputError(
+                    f"{optimizer.kind} evaluates the loss as often as it likes, and {self.name} hands "
+                    "minibatches to members in turn: use an optimiser such as SGD or Adam."
+                )
+        if self.carry_moments and self.late_optimizer not in (None, self.optimizer):
+            raise InputError(
+                "carry_moments=True needs one optimiser for base and late weights, got optimizer="
+                f"{self.optimizer} and late_optimizer={self.late_optimizer}. Leave one of them away."
+            )
+        if self.prior_std is not None:
+            check_prior_std(self.prior_std)
+        if self.average not in get_args(Average):
+            raise unknown_name("average", self.average, get_args(Average))
+
+    @property
+    def can_average(self) -> bool:
+        return True
+
+    # --- the algorithm ------------------------------------------------------------------------
+
+    def init(self, problem: Problem, generator: torch.Generator) -> State:
+        late = self._late(problem)
+        start = problem.start(problem.chain, generator)
+        trained = late.begin(start, generator, self.factor_spread)
+        base = late.base(problem.trainable)
+        shared = {name: tensor[None].clone() for name, tensor in trained.items() if name in base}
+        stacked = {
+            name: torch.stack([t] * self.num_members) for name, t in trained.items() if name not in base
+        }
+        return State(Members(stacked, shared), common={SEEN: torch.zeros(1, 3, dtype=torch.float64)})
+
+    def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
+        self._check_rounds(problem)
+        late, before = self._late(problem), epochs_before("start", self.start, epochs)
+        base = late.base(problem.trainable)
+        objective = self._objective(problem, late)
+        optimizers = self._optimizers(late, base, self._late_optimizer)
+
+        def ordinary(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
+            """One φ, trained as part of θ."""
+            [batch] = batches
+            losses, gradients = objective.losses_and_gradients(state, batch, member=0)
+            _step_late(state, gradients.stacked, batch, 0)
+            if base:
+                state.optimizers["base"].step(gradients.shared, batch.cohorts)
+            each = losses.unflatten(0, (-1, self.num_members))
+            return each[:, :1].expand_as(each).flatten()
+
+        def split(state: State) -> None:
+            self._split(state, late)
+
+        second = Phase(
+            "late",
+            epochs - before,
+            objective,
+            self._round(has_base=bool(base)),
+            optimizers,
+            schedule=Part(self.schedule, before, epochs),
+            batches=self.num_members,
+            keep=keep_rule(self.keep),
+            enter=split,
+        )
+        phases = [second]
+        if before:
+            first = Phase(
+                "early",
+                before,
+                objective,
+                ordinary,
+                self._optimizers(late, base, self.optimizer),
+                schedule=Part(self.schedule, 0, epochs),
+            )
+            carried = optimizers.keys() if self.carry_moments else {"base"} & optimizers.keys()
+            phases = [first, replace(second, carry=frozenset(carried))]
+        if not self.keep_members and not self.force and self.num_members > 1:
+            phases.append(self._look(problem, late, objective))
+        return phases
+
+    def _round(self, *, has_base: bool) -> Step:
+        """One round of Algorithm 1."""
+
+        def round_(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
+            seen: list[Tensor] = []
+            total: Tensors = {}
+            for member, batch in enumerate(batches):
+                losses, gradients = objective.losses_and_gradients(state, batch, member=member)
+                _step_late(state, gradients.stacked, batch, member)
+                for name, gradient in gradients.shared.items():
+                    total[name] = total[name].add_(gradient) if name in total else gradient
+                seen.append(losses)
+            # The base gradient of a round that the end of the data cuts short is dropped.
+            if has_base and self.base_scale and len(batches) == self.num_members:
+                _step_base(state, total, self.base_scale, batches[-1])
+            return torch.stack(seen).nanmean(0)
+
+        return round_
+
+    def _split(self, state: State, late: LateWeights) -> None:
+        """φ_k = φ₀ + σ₀ RMS(φ₀) ε, tensor by tensor; running statistics are copied."""
+        members = state.members
+        for name, tensor in members.stacked.items():
+            each = tensor.unflatten(0, (members.num_groups, -1))
+            first = each[:, :1].clone()
+            each.copy_(first.expand_as(each))
+            if not self.noise or name not in late.names:
+                continue
+            for group, generator in enumerate(state.generators):
+                scale = self.noise * first[group].double().square().mean().sqrt()
+                drawn = torch.randn(each[group].shape, generator=generator, dtype=torch.float64)
+                each[group].add_((scale * drawn.to(scale.device)).to(each.dtype))
+        if self.carry_moments:
+            for name in {"late", "multipliers"} & state.optimizers.keys():
+                state.optimizers[name].spread(0)
+
+    def _look(self, problem: Problem, late: LateWeights, objective: Objective) -> Phase:
+        """Look, on one minibatch in K, whether the average explains the data as well as the members do."""
+        plain = problem.objective()
+        members_alone = replace(objective, penalty=None)
+
+        def look(state: State, batches: Sequence[Batch], _: Objective) -> Tensor:
+            averaged = replace(state, members=self._averaged(problem, late, state.members), own={})
+            of_average = plain.losses(averaged, batches[0], training=False)
+            of_members = members_alone.losses(state, batches[0], training=False)
+            means = of_members.unflatten(0, (-1, self.num_members)).mean(1)
+            seen = torch.stack([of_average, means, torch.ones_like(means)], 1).double().cpu()
+            state.common[SEEN].add_(seen.nan_to_num(0.0) * ~means.isnan().cpu()[:, None])
+            return of_members
+
+        return Phase("average", 1, objective, look, batches=self.num_members, cost=0.0)
+
+    def _averaged(self, problem: Problem, late: LateWeights, members: Members) -> Members:
+        """The average of every chain."""
+        each = [
+            late.average(problem.network.module, members.groups(slice(group, group + 1)), self.average)
+            for group in range(members.num_groups)
+        ]
+        return Members({n: torch.stack([w[n] for w in each]) for n in each[0]}, num_groups=len(each))
+
+    def posterior(self, problem: Problem, state: State) -> Posterior:
+        ensemble = LateMembers(
+            problem.network,
+            blocks=[state.members.clone()],
+            late=self._late(problem),
+            average=self.average,
+            barrier=self._barrier(state),
+        )
+        if self.keep_members:
+            return ensemble
+        try:
+            return ensemble.averaged(force=self.force or ensemble.barrier is None)
+        except NotCollapsible as refusal:  # training is not thrown away
+            warnings.warn(f"{refusal} The posterior holds the members.", stacklevel=2)
+            return ensemble
+
+    def _barrier(self, state: State) -> float | None:
+        of_average, of_members, rounds = state.common[SEEN][0].tolist()
+        return (of_average - of_members) / rounds if rounds else None
+
+    def findings(self, problem: Problem, state: State) -> dict[str, Any]:
+        barrier = self._barrier(state)
+        return {} if barrier is None else {"barrier": barrier}
+
+    # --- parts --------------------------------------------------------------------------------
+
+    @property
+    def _late_optimizer(self) -> Optimizer:
+        return self.optimizer if self.late_optimizer is None else self.late_optimizer
+
+    def _late(self, problem: Problem) -> LateWeights:
+        head = not problem.network.likelihood.squared_errors if self.head is None else self.head
+        return self._of(problem.network.module, problem.trainable, head=head)
+
+    def _of(self, module: nn.Module, trainable: frozenset[str], *, head: bool) -> LateWeights:
+        return late_weights(
+            module, trainable, self.weights, head=head, matrices=self.matrices, banks=self.banks
+        )
+
+    def _objective(self, problem: Problem, late: LateWeights) -> Objective:
+        def realise(weights: Tensors, _: Tree) -> Tensors:
+            return late.realise(weights)
+
+        def penalty(weights: Tensors, own: Tree) -> Tensor:
+            assert prior is not None
+            return prior(late.realise(weights), own)
+
+        prior = None
+        if self.prior_std is not None:
+            prior = gaussian_prior(problem.prior_stds(self.prior_std))
+        return problem.objective(
+            None if prior is None else penalty,
+            None if late.is_plain else realise,
+            late.base(problem.trainable) | late.names,
+        )
+
+    def _optimizers(self, late: LateWeights, base: frozenset[str], of_late: Optimizer) -> dict[str, Over]:
+        undecayed = of_late.with_options(weight_decay=0.0) if of_late.options.get("weight_decay") else of_late
+        every = {
+            "base": Over(self.optimizer, base),
+            "late": Over(of_late, late.names - late.multipliers, separate_members=True),
+            "multipliers": Over(undecayed, late.multipliers, separate_members=True),
+        }
+        return {name: over for name, over in every.items() if over.names}
+
+    def _check_rounds(self, problem: Problem) -> None:
+        available = problem.num_minibatches
+        if available is not None and self.num_members > available:
+            raise InputError(
+                f"num_members={self.num_members} is more than the {available} minibatches of an epoch: some "
+                "members would never be trained. Take fewer members or a smaller batch_size."
+            )
+
+    def num_parameters(self, module: nn.Module) -> int:
+        trained = {n: p.numel() for n, p in module.named_parameters() if p.requires_grad}
+        if not self.keep_members:
+            return sum(trained.values())
+        late = self._of(module, frozenset(trained), head=self.head is not False)
+        start = {n: torch.empty(p.shape) for n, p in module.named_parameters() if n in trained}
+        begun = late.begin(start, torch.Generator(), 0.0)
+        own = sum(t.numel() for n, t in begun.items() if n in late.names)
+        return sum(t.numel() for t in begun.values()) + (self.num_members - 1) * own
+
+    def for_budget(self, member_epochs: float) -> tuple[Self, int]:
+        return self, max(1, round(member_epochs))
+
+
+def _step_late(state: State, gradients: Tensors, batch: Batch, member: int) -> None:
+    for name in ("late", "multipliers"):
+        if name in state.optimizers:
+            state.optimizers[name].step(gradients, batch.cohorts, member=member)
+
+
+def _step_base(state: State, total: Tensors, scale: float, batch: Batch) -> None:
+    if scale != 1:
+        total = {name: scale * gradient for name, gradient in total.items()}
+    state.optimizers["base"].step(total, batch.cohorts)
+
+
+@dataclass(frozen=True)
+class BatchEnsemble(Method):
+    """W_k = θ ∘ u_k v_kᵀ for K members from the beginning, u and v ~ N(1, spread²) (Wen et al. 2020).
+
+    All members see each minibatch; θ follows the mean of their gradients, u_k and v_k their own. What remains
+    is an ensemble that shares all but its factors.
+
+    num_members: K. spread: standard deviation of the factors when they begin. matrices: patterns of the
+    weights that get factors; None takes all but embeddings. prior_std: s of the prior N(0, s²) over the
+    weights of each member, one number, numbers by pattern, or ``priors.FanIn``; None means none. optimizer:
+    any of ``torch.optim``, for all weights. late_optimizer: for the factors; None means the same, and either
+    way they carry no weight decay. schedule: a function of ``Progress`` that multiplies the learning rates.
+    keep: "last", "best" (by validation) or a ``KeepBest``.
+    """
+
+    name: ClassVar[str] = "batch_ensemble"
+    summary: ClassVar[str] = "K members of shared matrices, each with rank-one factors"
+    cost: ClassVar[str] = "num_members member-epochs an epoch; two vectors a matrix and member; K passes"
+    kept: ClassVar[str] = "shared weights once and K times the factors"
+
+    num_members: int = 4
+    spread: float = 0.5
+    matrices: Where | None = None
+    prior_std: PriorStd | None = None
+    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
+    late_optimizer: Optimizer | None = None
+    schedule: Schedule = Constant()
+    keep: Keep = "last"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.spread < math.inf, f"spread must be a number of at least 0, got {self.spread!r}.")
+        object.__setattr__(self, "matrices", self._late_phase.matrices)  # checks everything else, too
+
+    @property
+    def _late_phase(self) -> LatePhase:
+        """The same with T₀ = 0, whose members take minibatches in turns."""
+        return LatePhase(
+            self.num_members,
+            start=0,
+            weights="rank_one",
+            head=False,
+            matrices=self.matrices,
+            noise=self.spread,
+            prior_std=self.prior_std,
+            optimizer=self.optimizer,
+            late_optimizer=self.late_optimizer,
+            schedule=self.schedule,
+            keep=self.keep,
+            keep_members=True,
+        )
+
+    @property
+    def can_average(self) -> bool:
+        return True
+
+    def init(self, problem: Problem, generator: torch.Generator) -> State:
+        return self._late_phase.init(problem, generator)
+
+    def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
+        def together(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
+            [batch] = batches
+            losses, gradients = objective.losses_and_gradients(state, batch)
+            for name, optimizer in state.optimizers.items():
+                if name == "base":
+                    _step_base(state, dict(gradients.shared), 1 / self.num_members, batch)
+                else:
+                    optimizer.step(gradients.stacked, batch.cohorts)
+            return losses
+
+        in_turns = replace(
+            problem, num_minibatches=None
+        )  # all members see every minibatch: any number will do
+        [phase] = self._late_phase.phases(in_turns, epochs)
+        optimizers = {name: replace(over, separate_members=False) for name, over in phase.optimizers.items()}
+        return [
+            replace(
+                phase, name="train", step=together, optimizers=optimizers, batches=1, cost=self.num_members
+            )
+        ]
+
+    def posterior(self, problem: Problem, state: State) -> Posterior:
+        return self._late_phase.posterior(problem, state)
+
+    def num_parameters(self, module: nn.Module) -> int:
+        return self._late_phase.num_parameters(module)
+
+    def for_budget(self, member_epochs: float) -> tuple[Self, int]:
+        return self, max(1, round(member_epochs / self.num_members))

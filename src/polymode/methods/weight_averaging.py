@@ -1,0 +1,330 @@
+"""Averages over the end of training: stochastic weight averaging, and a Gaussian around the average.
+
+Izmailov et al., "Averaging Weights Leads to Wider Optima and Better Generalization", 2018; Maddox et al., "A
+Simple Baseline for Bayesian Uncertainty in Deep Learning" (SWAG), 2019.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from polymode.errors import InputError, require, require_positive, require_whole
+from polymode.members import Members, Tensors
+from polymode.methods.single import Single
+from polymode.posteriors import Posterior, merge
+from polymode.posteriors.particles import MemberStore, rows_of
+from polymode.surgery import running_statistics
+from polymode.training import Method, Objective, Phase, Problem, State
+from polymode.training.batches import Batch
+from polymode.training.method import Hook, epochs_before, nothing
+from polymode.training.state import under
+
+# Names with a slash, which no module has, of tensors that a chain has one of: the mean of weights over
+# epochs, the mean of their squares, the latest deviations from the mean, the mean of batch statistics.
+MEAN, SQUARE, DEVIATIONS, STATISTICS = "mean/", "square/", "deviations/", "statistics/"
+EPOCHS, EXAMPLES = "averaging/epochs", "averaging/examples"  # how many have been seen
+
+
+@dataclass(frozen=True)
+class _Averaging(Method):
+    """Collects the weights at the end of each of the last epochs of another method's training."""
+
+    _least: ClassVar[int] = 1  # epochs to average
+
+    of: Method = field(default_factory=Single)
+    start: float = 0.75
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.of, Method):
+            given = self.of.__name__ if isinstance(self.of, type) else repr(self.of)
+            raise InputError(f"of must be an instance of a method, such as Single(), got {given}.")
+        if not self.of.can_average:
+            raise InputError(
+                f"{self.name} averages weights over epochs, and what {self.of.name} leaves behind is not "
+                "made of the weights at the end of its training. Use single, late_phase, batch_ensemble or "
+                "mc_dropout."
+            )
+        epochs_before("start", self.start, None)
+
+    @property
+    def num_chains(self) -> int:
+        return self.of.num_chains
+
+    def adapt(self, module: nn.Module) -> nn.Module:
+        return self.of.adapt(module)
+
+    def for_budget(self, member_epochs: float) -> tuple[Self, int]:
+        each, epochs = self.of.for_budget(member_epochs)
+        return replace(self, of=each), epochs
+
+    def findings(self, problem: Problem, state: State) -> dict[str, Any]:
+        return self.of.findings(problem, state)
+
+    def init(self, problem: Problem, generator: torch.Generator) -> State:
+        state = self.of.init(problem, generator)
+        state.common |= {
+            EPOCHS: torch.zeros(1, dtype=torch.int64),
+            EXAMPLES: torch.zeros(1, dtype=torch.int64),
+        }
+        for name in _statistics(problem, state):
+            state.common[STATISTICS + name] = torch.zeros_like(_by_chain(state, name))
+        return state
+
+    def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
+        phases = list(self.of.phases(problem, epochs))
+        last = max(index for index, phase in enumerate(phases) if phase.optimizers)
+        trained = phases[last]
+        before = sum(phase.epochs for phase in phases[:last])
+        start = epochs_before("start", self.start, epochs)
+        self._check(trained, before, start)
+
+        def collect(state: State) -> None:
+            trained.end_epoch(state)
+            state.common[EPOCHS].add_(1)
+            number = int(state.common[EPOCHS][0]) - (start - before)
+            if number >= 1:
+                self._collect(state, number)
+
+        phases[last] = replace(trained, end_epoch=collect)
+        phases[last : last + 1] = self._finished(problem, phases[last], trained.epochs - (start - before))
+        return phases
+
+    def _check(self, trained: Phase, before: int, start: int) -> None:
+        if start < before:
+            raise InputError(
+                f"start={self.start} begins to average after {start} epochs, but the last phase of "
+                f"{self.of.name}, whose weights these are, begins only after {before}. Begin later."
+            )
+        if trained.keep is not None:
+            raise InputError(
+                f"keep='best' of {self.of.name} chooses one epoch, and {self.name} averages over several: "
+                "take keep='last'."
+            )
+        left = before + trained.epochs - start
+        require(
+            left >= self._least,
+            f"{self.name} needs {self._least} or more epochs to average, start={self.start} leaves {left}.",
+        )
+
+    def _collect(self, state: State, number: int) -> None:
+        """Take in the weights of the ``number``-th epoch that is averaged."""
+        raise NotImplementedError
+
+    def _finished(self, problem: Problem, trained: Phase, collected: int) -> list[Phase]:
+        """The training, in which so many epochs are collected, with what follows on it."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SWA(_Averaging):
+    """θ̄ = mean of θ at the end of every epoch after ``start``; then the running statistics for θ̄.
+
+    of: how the weights are trained: any method with weights at its end, such as Single or LatePhase (whose
+    base weights and members are averaged each by itself, and collapsed then). start: epochs before the first
+    that counts, as a whole number or as a fraction of all.
+    """
+
+    name: ClassVar[str] = "swa"
+    summary: ClassVar[str] = "stochastic weight averaging: one network, the mean over the last epochs"
+    cost: ClassVar[str] = "that of `of`, and one forward pass over the data where there is BatchNorm"
+
+    def num_parameters(self, module: nn.Module) -> int:
+        return self.of.num_parameters(module)
+
+    def init(self, problem: Problem, generator: torch.Generator) -> State:
+        state = super().init(problem, generator)
+        state.common |= {MEAN + n: torch.zeros_like(_by_chain(state, n)) for n in _weights(problem, state)}
+        return state
+
+    def _collect(self, state: State, number: int) -> None:
+        for name, mean in _under(MEAN, state).items():
+            mean.add_(_by_chain(state, name) - mean, alpha=1 / number)
+
+    def _finished(self, problem: Problem, trained: Phase, collected: int) -> list[Phase]:
+        def leave(state: State) -> None:
+            trained.leave(state)
+            for name, mean in _under(MEAN, state).items():
+                _by_chain(state, name).copy_(mean)
+
+        averaged = replace(trained, leave=leave)
+        if not running_statistics(problem.network.module):
+            return [averaged]
+        return [averaged, re_estimate("statistics", problem, trained.objective)]
+
+    def posterior(self, problem: Problem, state: State) -> Posterior:
+        return self.of.posterior(problem, state)
+
+
+@dataclass(frozen=True)
+class SWAG(_Averaging):
+    """θ ~ N(θ̄, scale · [diag(mean θ² − θ̄²) + D Dᵀ/(R − 1)]): a Gaussian from the last epochs of training.
+
+    Column r of D is the deviation of an epoch's weights from the running mean, over all layers at once, so
+    that layers vary together. Every draw gets running statistics of its own from a pass over the data.
+
+    of: how the weights are trained: any method with weights at its end, such as Single or LatePhase. start:
+    epochs before the first that counts, as a whole number or as a fraction of all. num_draws: networks in the
+    posterior. rank: R, the number of latest deviations that are kept; 0 leaves the diagonal alone. scale: of
+    the covariance; ½ is that of the paper, which halves the sum of its two parts.
+    """
+
+    name: ClassVar[str] = "swag"
+    summary: ClassVar[str] = "draws from a Gaussian fitted to the last epochs of one training"
+    cost: ClassVar[str] = (
+        "that of `of`, and where there is BatchNorm a forward pass over the data for every draw; predicts "
+        "with num_draws passes"
+    )
+
+    _least: ClassVar[int] = 2
+
+    num_draws: int = 30
+    rank: int = 20
+    scale: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_whole("num_draws", self.num_draws)
+        require_whole("rank", self.rank, least=0)
+        require(self.rank != 1, "rank must be 0 or at least 2: one deviation has no spread.")
+        require_positive("scale", self.scale)
+
+    def num_parameters(self, module: nn.Module) -> int:
+        return self.num_draws * self.of.num_parameters(module)
+
+    def init(self, problem: Problem, generator: torch.Generator) -> State:
+        state = super().init(problem, generator)
+        for name in _weights(problem, state):
+            now = _by_chain(state, name)
+            state.common[MEAN + name] = torch.zeros_like(now)
+            state.common[SQUARE + name] = torch.zeros_like(now)
+            if self.rank:
+                state.common[DEVIATIONS + name] = now.new_zeros(1, self.rank, *now.shape[1:])
+        return state
+
+    def _collect(self, state: State, number: int) -> None:
+        for name, mean in _under(MEAN, state).items():
+            now = _by_chain(state, name)
+            mean.add_(now - mean, alpha=1 / number)
+            square = state.common[SQUARE + name]
+            square.add_(now.square() - square, alpha=1 / number)
+            if self.rank:
+                state.common[DEVIATIONS + name][:, (number - 1) % self.rank] = now - mean
+
+    def draw(self, state: State, num_epochs: int) -> None:
+        """Put a draw of every chain in the place of its weights; ``num_epochs`` were collected."""
+        kept = min(num_epochs, self.rank)
+        for group, generator in enumerate(state.generators):
+            common = torch.randn(kept, generator=generator, dtype=torch.float64) / math.sqrt(max(kept - 1, 1))
+            for name, mean in _under(MEAN, state).items():
+                centre = mean[group].double()
+                variance = (state.common[SQUARE + name][group].double() - centre.square()).clamp(min=1e-30)
+                own = torch.randn(centre.shape, generator=generator, dtype=torch.float64)
+                step = variance.sqrt() * own.to(centre.device)
+                if kept:
+                    deviations = state.common[DEVIATIONS + name][group, :kept].double()
+                    step = step + torch.tensordot(common.to(centre.device), deviations, 1)
+                _by_chain(state, name)[group].copy_(centre + math.sqrt(self.scale) * step)
+
+    def _finished(self, problem: Problem, trained: Phase, collected: int) -> list[Phase]:
+        def draw(state: State) -> None:
+            self.draw(state, collected)
+
+        def finish(state: State) -> None:
+            state.finished.append(state.members)
+
+        def draw_all(state: State) -> None:
+            trained.leave(state)
+            for _ in range(self.num_draws):
+                draw(state)
+                finish(state)
+
+        if not running_statistics(problem.network.module):
+            return [replace(trained, leave=draw_all)]
+        each = re_estimate("draw", problem, trained.objective, enter=draw, leave=finish)
+        return [trained, *[each] * self.num_draws]
+
+    def posterior(self, problem: Problem, state: State) -> Posterior:
+        blocks = state.finished.blocks or [state.members]  # none is finished where training was cut short
+        return merge(
+            [
+                self.of.posterior(
+                    problem,
+                    replace(state, members=rows_of(block, 0, block.num_members), finished=MemberStore()),
+                )
+                for block in blocks
+            ]
+        )
+
+
+def re_estimate(
+    name: str, problem: Problem, objective: Objective, enter: Hook = nothing, leave: Hook = nothing
+) -> Phase:
+    """A pass over the data that gives every member the mean of its batch statistics, and nothing else."""
+    module = problem.network.module
+
+    def begin(state: State) -> None:
+        enter(state)
+        state.common[EXAMPLES].zero_()
+
+    def step(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
+        [batch] = batches
+        with _latest_statistics(module):
+            losses = objective.losses(state, batch, training=True)
+        for piece in batch.pieces:
+            seen = state.common[EXAMPLES][piece.groups]
+            seen.add_(piece.batch_size)
+            for key, mean in _under(STATISTICS, state).items():
+                part = mean[piece.groups]
+                share = (piece.batch_size / seen).to(part).reshape(-1, *[1] * (part.ndim - 1))
+                part.add_(share * (_by_chain(state, key)[piece.groups] - part))
+        return losses
+
+    def end(state: State) -> None:
+        for key, mean in _under(STATISTICS, state).items():
+            _by_chain(state, key).copy_(mean)
+        leave(state)
+
+    return Phase(name, 1, objective, step, cost=0.0, enter=begin, leave=end)
+
+
+@contextmanager
+def _latest_statistics(module: nn.Module) -> Iterator[None]:
+    """Let running statistics be those of the latest batch alone."""
+    layers = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = 1.0
+    try:
+        yield
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+
+
+def _by_chain(state: State, name: str) -> Tensor:
+    """A view of a tensor of the members, [G, ...]; members of a chain have an axis of their own."""
+    members: Members = state.members
+    if name in members.shared:
+        return members.shared[name]
+    return members.stacked[name].unflatten(0, (members.num_groups, -1))
+
+
+def _under(prefix: str, state: State) -> Tensors:
+    return under(prefix, state.common)
+
+
+def _weights(problem: Problem, state: State) -> list[str]:
+    """Names of what is trained."""
+    buffers = {name for name, _ in problem.network.module.named_buffers()}
+    tensors = state.members.stacked | state.members.shared
+    return [name for name, t in tensors.items() if name not in buffers and t.is_floating_point()]
+
+
+def _statistics(problem: Problem, state: State) -> list[str]:
+    """Names of running statistics that members own."""
+    return [n for n in running_statistics(problem.network.module) if n in state.members.stacked]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/guide.md", "docs/own-loop.md", "docs/data.md"]
+PAGES = ["README.md", "docs/guide.md", "docs/own-loop.md", "docs/data.md", "docs/landscape.md"]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
 PAGES += [str(page.relative_to(ROOT)) for page in METHOD_PAGES if BLOCK.search(page.read_text())]

@@ -84,6 +84,7 @@ def run(name: str, method: str, options: argparse.Namespace) -> dict[str, object
         likelihood=FixedGaussian(std=math.sqrt(0.5)),  # −log density is then the squared error
         epochs=options.epochs,
         seed=list(range(len(splits))),
+        backend=options.backend,
         run_dir=options.runs / f"{name}-{method}-{options.epochs}{suffix}",
         resume=True,
     )
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--epochs", type=int, default=4000)
     parser.add_argument("--splits", type=int, default=None, help="only the first so many")
+    parser.add_argument("--backend", default="auto", help="vmap, where other work would disturb the choice")
     parser.add_argument("--draws", type=int, default=10_000)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "uci.csv")
     options = parser.parse_args()

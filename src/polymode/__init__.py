@@ -1,6 +1,6 @@
 """polymode: one network's opinion is not enough. Ensembles and Bayesian posteriors on PyTorch."""
 
-from polymode import errors, likelihoods, methods, metrics, models, priors, samplers, schedules
+from polymode import errors, landscape, likelihoods, methods, metrics, models, priors, samplers, schedules
 from polymode._version import __version__
 from polymode.data import ArrayData, LoaderData
 from polymode.evaluation import evaluate
@@ -10,6 +10,7 @@ from polymode.methods import METHODS
 from polymode.patching import draw, kl, patch, patched_posterior
 from polymode.posteriors import (
     ComponentMixture,
+    LateMembers,
     Particles,
     Posterior,
     load_posterior,
@@ -33,6 +34,7 @@ __all__ = [
     "Epoch",
     "GaussianPredictive",
     "KeepBest",
+    "LateMembers",
     "LoaderData",
     "MemberOptimizer",
     "Members",
@@ -51,6 +53,7 @@ __all__ = [
     "fit",
     "forward_members",
     "kl",
+    "landscape",
     "likelihoods",
     "load_posterior",
     "map_members",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from polymode.errors import InputError, require, require_whole
 from polymode.members import Members, Tensors
 from polymode.selection import Where, check_where, select_layers, selectable_layers
+from polymode.surgery import NORMALISATIONS, batch_norms
 
 # Names with a slash, which no module has: factors of a matrix, templates of a bank, a kernel's embedding.
 LEFT, RIGHT, TEMPLATES, EMBEDDING = "left/", "right/", "templates/", "embedding/"
@@ -78,7 +79,7 @@ class LateWeights:
     def base(self, trainable: frozenset[str]) -> frozenset[str]:
         """What the members share, of a module with these trained weights."""
         kernels = {name for bank in self.banks for name in bank.layers}
-        templates = {f"{TEMPLATES}{number}" for number in range(len(self.banks))}
+        templates = {TEMPLATES + bank.layers[0] for bank in self.banks}
         return (trainable - {*self.own, *kernels}) | templates
 
     def begin(self, start: Tensors, generator: torch.Generator, spread: float) -> Tensors:
@@ -93,9 +94,9 @@ class LateWeights:
             for prefix, size in zip((LEFT, RIGHT), start[name].shape[:2], strict=True):
                 drawn = 2 * torch.rand(size, generator=generator, dtype=torch.float64) - 1
                 weights[prefix + name] = (1 + spread * drawn).to(start[name])
-        for number, bank in enumerate(self.banks):
+        for bank in self.banks:
             kernels = {name: weights.pop(name) for name in bank.layers}
-            weights[f"{TEMPLATES}{number}"] = _drawn_templates(bank, kernels, generator)
+            weights[TEMPLATES + bank.layers[0]] = _drawn_templates(bank, kernels, generator)
             weights |= _drawn_embeddings(bank, kernels, generator)
         return weights
 
@@ -106,8 +107,8 @@ class LateWeights:
             left, right = weights[LEFT + name], weights[RIGHT + name]
             rest = (1,) * (weights[name].ndim - 2)
             made[name] = weights[name] * left.reshape(-1, 1, *rest) * right.reshape(1, -1, *rest)
-        for number, bank in enumerate(self.banks):
-            templates = weights[f"{TEMPLATES}{number}"]  # [out, in, height, width, T]
+        for bank in self.banks:
+            templates = weights[TEMPLATES + bank.layers[0]]  # [out, in, height, width, T]
             for name in bank.layers:
                 parts = torch.movedim(templates @ weights[EMBEDDING + name], -1, 1)
                 made[name] = parts.flatten(1, 2)
@@ -190,40 +191,35 @@ def average_normalisation(module: nn.Module, members: Members) -> Tensors:
         if not isinstance(layer, kind) or layer.running_mean is None or layer.running_var is None:
             continue
 
-        def each(name: str, prefix: str = prefix) -> Tensor | None:
+        def each(name: str, prefix: str = prefix, layer: nn.Module = layer) -> Tensor | None:
             key = f"{prefix}.{name}".lstrip(".")
-            own = members.stacked.get(key)
-            tensor = members.shared.get(key) if own is None else own
-            return None if tensor is None else tensor.double()
+            for tensors in (members.stacked, members.shared):
+                if key in tensors:
+                    return tensors[key].double()
+            frozen = getattr(layer, name)  # one that all members have in common
+            return None if frozen is None else frozen.detach().double()[None]
 
-        means, variances = each("running_mean"), each("running_var")
-        if means is None or variances is None or len(means) == 1:  # a constant of the network, or one member
+        means, variances, scale, shift = map(each, ("running_mean", "running_var", "weight", "bias"))
+        assert means is not None
+        assert variances is not None
+        if len(means) == 1:  # members with the same statistics, or one member
             continue
-        scale, shift = each("weight"), each("bias")
         deviations = (variances + layer.eps).sqrt()
         slope = (1 if scale is None else scale) / deviations
         offset = (0 if shift is None else shift) - slope * means
         slope, offset = slope.mean(0), offset.mean(0)
-        if scale is not None and shift is not None:
+        if scale is not None:
             mean, variance = means.mean(0), variances.mean(0)
-            gamma = slope * (variance + layer.eps).sqrt()
             solved = {
-                "weight": gamma,
+                "weight": slope * (variance + layer.eps).sqrt(),
                 "bias": offset + slope * mean,
                 "running_mean": mean,
                 "running_var": variance,
             }
-        elif scale is None:
+        else:
             solved = {"running_mean": -offset / slope, "running_var": slope.pow(-2) - layer.eps}
-        else:  # a scale without a shift: the mean takes the shift's place
-            variance = variances.mean(0)
-            gamma = slope * (variance + layer.eps).sqrt()
-            solved = {"weight": gamma, "running_mean": -offset / slope, "running_var": variance}
         for name, value in solved.items():
-            key = f"{prefix}.{name}".lstrip(".")
-            like = members.stacked.get(key, members.shared.get(key))
-            assert like is not None
-            found[key] = value.to(like.dtype)
+            found[f"{prefix}.{name}".lstrip(".")] = value.to(layer.running_mean.dtype)
     return found
 
 
@@ -256,7 +252,7 @@ def late_weights(
     _check_known(entries, matrices, banks)
     layers = [entry for entry in entries if entry not in MODELS]
     if "batch_norm" in entries:
-        require(bool(norms), _has_no("BatchNorm layers with scale and shift", "batch_norm", module))
+        require(bool(norms), _has_no("BatchNorm layers with a trained scale and shift", "batch_norm", module))
         own |= norms
     if layers:
         own |= _parameters(module, select_layers(module, layers), trainable)
@@ -297,9 +293,7 @@ def _has_no(what: str, entry: str, module: nn.Module) -> str:
 
 
 def _batch_norms(module: nn.Module, trainable: frozenset[str]) -> set[str]:
-    kind = nn.modules.batchnorm._NormBase
-    layers = [name for name, layer in module.named_modules() if isinstance(layer, kind)]
-    return _parameters(module, layers, trainable)
+    return _parameters(module, batch_norms(module), trainable)
 
 
 def _parameters(module: nn.Module, layers: Iterable[str], trainable: frozenset[str]) -> set[str]:
@@ -309,10 +303,13 @@ def _parameters(module: nn.Module, layers: Iterable[str], trainable: frozenset[s
 
 
 def _matrices_of(module: nn.Module, trainable: frozenset[str]) -> tuple[str, ...]:
-    """Trained matrices and kernels that are no tables of embeddings."""
-    tables = [n for n, layer in module.named_modules() if isinstance(layer, nn.Embedding)]
-    embedded = _parameters(module, tables, trainable)
-    return tuple(n for n, p in module.named_parameters() if n in trainable - embedded and p.ndim >= 2)
+    """Trained matrices and kernels by which layers multiply: no embeddings, no tables added to something."""
+    others = (nn.Embedding, *NORMALISATIONS)
+    layers = [n for n, layer in module.named_modules() if isinstance(layer, others)]
+    left_out = _parameters(module, layers, trainable)
+    return tuple(
+        n for n, p in module.named_parameters() if n in trainable - left_out and p.ndim >= 2 and "weight" in n
+    )
 
 
 def _matrices(module: nn.Module, trainable: frozenset[str], wanted: Where | None) -> tuple[str, ...]:

@@ -141,7 +141,8 @@ def _drawn_parts(module: nn.Module) -> Iterator[tuple[nn.Module, list[_Drawn]]]:
     """Patched layers with the parametrisations of their tensors."""
     for layer in module.modules():
         if parametrize.is_parametrized(layer):
-            first = [chain[0] for chain in layer.parametrizations.values()]  # type: ignore[operator, union-attr]
+            chains = layer.parametrizations.values()  # type: ignore[operator]  # ModuleDict, typed as Module
+            first = [chain[0] for chain in chains]
             parts = [part for part in first if isinstance(part, _Drawn)]
             if parts:
                 yield layer, parts
@@ -194,7 +195,8 @@ def _plain(module: nn.Module) -> nn.Module:
     plain = copy.deepcopy(module)
     for layer, _ in list(_drawn_parts(plain)):
         # Not torch's remove_parametrizations: copies share a class, and it would take the weights of all.
-        drawn = {name: getattr(layer, name).detach() for name in layer.parametrizations}  # type: ignore
+        names = list(layer.parametrizations)  # type: ignore[arg-type]  # ModuleDict, typed as Module
+        drawn = {name: getattr(layer, name).detach() for name in names}
         del layer._modules["parametrizations"]
         layer.__class__ = type(layer).__bases__[0]
         for name, tensor in drawn.items():

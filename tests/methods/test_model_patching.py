@@ -10,11 +10,13 @@ from torch.nn import functional as F
 import polymode as pm
 from polymode.errors import InputError
 from polymode.methods import ECMP, EMP, DropConnect
+from polymode.methods.model_patching import LOGITS
 from polymode.mixtures import Mixture
 from polymode.posteriors.component_mixture import COMPONENTS, PROBABILITIES, SHARED, STATISTICS
 from polymode.surgery import sampling_of
 
 SGD = pm.Optimizer("SGD", lr=0.1)
+TILT = torch.tensor([1.5, 0.0, -1.0], dtype=torch.float64)
 
 
 def factory() -> nn.Module:
@@ -257,13 +259,46 @@ def test_only_patched_layers_are_drawn_anew():
     assert all(not torch.allclose(components[0], other) for other in components[1:])
 
 
-def test_learned_probabilities_carry_no_weight_decay():
-    method = ECMP(learn_probabilities=True, l2=0.3, optimizer=pm.Optimizer("SGD", lr=0.1))
-    posterior = fit(method, epochs=1)
-    assert posterior.record["epochs"] == 1
-    problem_free = method._optimizer.with_options(weight_decay=0.0)
-    assert problem_free.options["weight_decay"] == 0.0
-    assert method._optimizer.options["weight_decay"] == 0.6
+class _Tilted:
+    """Begins with unequal probabilities, as training would have made them."""
+
+    def init(self, problem, generator):
+        state = super().init(problem, generator)
+        for name, tensor in state.members.shared.items():
+            if name.startswith(LOGITS):
+                tensor.copy_(TILT)
+        return state
+
+
+class _TiltedEMP(_Tilted, EMP):
+    pass
+
+
+class _TiltedECMP(_Tilted, ECMP):
+    pass
+
+
+@pytest.mark.parametrize("kind", [_TiltedEMP, _TiltedECMP])
+@pytest.mark.parametrize(
+    ("options", "decayed"),
+    [
+        ({"l2": 2.0, "optimizer": SGD}, lambda w: 0.6 * w),
+        ({"l2": 2.0, "optimizer": pm.Optimizer("Adam", lr=0.1)}, lambda w: w - 0.1 * w.sign()),
+        ({"optimizer": pm.Optimizer("SGD", lr=0.1, weight_decay=4.0)}, lambda w: 0.6 * w),
+        ({"optimizer": pm.Optimizer("AdamW", lr=0.1, weight_decay=4.0)}, lambda w: 0.6 * w),
+    ],
+    ids=["l2", "l2 with Adam", "weight_decay", "decoupled"],
+)
+def test_learned_probabilities_carry_no_weight_decay(kind, options, decayed):
+    """Between equal components a softmax has no gradient: decay alone could move its logits."""
+    module = factory()
+    method = kind(num_components=3, learn_probabilities=True, start="weights", spread=0.0, **options)
+    [chain] = fit(method, module, data=data(8), epochs=1).chains  # one step
+    for layer in ("1", "3"):
+        torch.testing.assert_close(chain[PROBABILITIES + layer], TILT.softmax(0), rtol=1e-9, atol=0)
+    # Two of the three components of a weight were not drawn: they have decayed, and nothing else.
+    weight, components = module[3].weight.detach(), chain[COMPONENTS + "3.weight"]
+    torch.testing.assert_close(components.median(0).values, decayed(weight), rtol=0, atol=1e-6)
 
 
 def test_patches_larger_than_a_block_can_be_fitted(monkeypatch):

@@ -48,7 +48,7 @@ class _ScaledRelu(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(images: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(images: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         inverse = torch.rsqrt(images.square().mean((-2, -1), keepdim=True) + _EPSILON)
         raised = torch.addcmul(bias[:, None, None], images, inverse * weight[:, None, None]).relu_()
         return raised, inverse
@@ -59,7 +59,9 @@ class _ScaledRelu(torch.autograd.Function):
         ctx.save_for_backward(images, weight, *output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_inverse: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def backward(  # type: ignore[override]  # torch passes one gradient for each output
+        ctx: Any, grad: Tensor, grad_inverse: Tensor
+    ) -> tuple[Tensor, ...]:
         images, weight, raised, inverse = ctx.saved_tensors
         grad = torch.ops.aten.threshold_backward(grad, raised, 0)
         along = (grad * images).sum((-2, -1), keepdim=True)

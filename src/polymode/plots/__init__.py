@@ -5,6 +5,7 @@ from polymode.plots.draws import draws_figure
 from polymode.plots.histograms import doubt_figure, spread_figure
 from polymode.plots.price import gain_figure, price_figure
 from polymode.plots.similarity import similarity_figure
+from polymode.plots.steady_loss import steady_loss_figure
 from polymode.plots.trace import trace_figure
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "reliability_figure",
     "similarity_figure",
     "spread_figure",
+    "steady_loss_figure",
     "trace_figure",
 ]

@@ -86,3 +86,46 @@ def test_scripts_say_what_they_do(script):
         [sys.executable, path, "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert "of paper 002" in shown or "model patching" in shown
+
+
+# --- paper 004 -----------------------------------------------------------------------------------------
+
+LATE = EXPERIMENTS / "late_phase"
+EPOCHS = {"imagenet": 20, "enwik8": 50, "pretrained": 20, "wrn28-14": 300, "pyramidnet": 300}
+
+
+@pytest.mark.parametrize("path", sorted(LATE.glob("*.yaml")), ids=lambda p: p.stem)
+def test_tables_of_paper_004(path):
+    options, methods = read(path)
+    assert options.model in MODELS or options.model.startswith("experiments.late_phase.")
+    assert options.data in DATA or options.data.startswith("experiments.")
+    epochs = next((n for key, n in EPOCHS.items() if key in path.stem), 200)
+    for label, method in methods.items():
+        sized, found = method.for_budget(options.budget)
+        assert found == (250 if label == "batch_ensemble" else epochs)
+        inner = sized
+        while hasattr(inner, "of"):
+            inner = inner.of
+        if inner.name == "late_phase" and label.split("-")[0] not in ("members", "rank_one"):
+            assert inner.num_members == 10
+        if inner.name == "late_phase" and inner.start and "swa" not in label:
+            assert inner.start < epochs
+        if label.endswith("swa") and epochs == 200:
+            assert (sized.of if sized.name == "deep_ensemble" else sized).start == 160
+
+
+def test_hypernetwork_config_has_the_banks_of_table_7():
+    _, methods = read(LATE / "hypernetwork.yaml")
+    banks = methods["hypernetwork"].banks
+    assert [(len(bank.layers), bank.inputs, bank.templates) for bank in banks] == [
+        *((1, 3, 10), (1, 16, 7), (7, 80, 14), (8, 160, 14), (8, 320, 14)),
+        *((1, 16, 7), (1, 160, 7), (1, 320, 7)),
+    ]
+
+
+@pytest.mark.parametrize("script", ["images", "text", "quadratic"])
+def test_scripts_of_paper_004_say_what_they_do(script):
+    shown = subprocess.run(
+        [sys.executable, LATE / f"{script}.py", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "late-phase" in shown.lower() or "quadratic" in shown

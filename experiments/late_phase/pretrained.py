@@ -1,4 +1,4 @@
-"""A trained WRN-28-10 for CIFAR-100, from a file of its weights, as the model of ``cifar100-pretrained.yaml``."""
+"""A trained WRN-28-10 for CIFAR-100 from a file: the model of ``cifar100-pretrained.yaml``."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ import polymode as pm
 
 
 def network(num_classes: int = 100, path: str = "") -> nn.Module:
-    """The network with the weights in ``path`` (safetensors); ``collapse()`` of a posterior gives a module to save."""
+    """The network with the weights in ``path`` (safetensors), such as those of ``collapse()``."""
     from safetensors.torch import load_file
 
     module = pm.models.wrn28_10(num_classes)

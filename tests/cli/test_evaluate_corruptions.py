@@ -1,12 +1,12 @@
-"""``polymode evaluate --corruptions``, in processes of its own."""
+"""``polymode evaluate --corruptions``, from files to tables."""
 
 import json
 import pickle
 
 import numpy as np
 import pytest
+from command_line import polymode, the_line
 from PIL import Image
-from test_commands import polymode, the_line
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 SMALL = ["--data", "cifar10", "--model", "smallcnn", "--epochs", 3, "--quiet", "--set", "data.batch_size=20"]

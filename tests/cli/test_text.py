@@ -1,10 +1,10 @@
-"""Texts from training to scores, in processes of their own."""
+"""Texts from training to scores."""
 
 import json
 
 import numpy as np
 import pytest
-from test_commands import polymode, the_line
+from command_line import polymode, the_line
 
 SMALL = ["--data", "a.txt", "--set", "data.length=20", "--set", "model.hidden=8", "--set", "model.width=6"]
 

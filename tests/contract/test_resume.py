@@ -2,8 +2,6 @@
 
 import functools
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,11 +10,11 @@ import torch
 
 import polymode as pm
 from cases import BY_NAME
+from contract import worker
 from contract.registry import SMALL, accepts
+from forks import fork
 from polymode.errors import CheckpointError, InputError
 from polymode.methods import METHODS
-
-WORKER = Path(__file__).parent / "worker.py"
 
 
 def network_for(method: str) -> str:
@@ -24,19 +22,17 @@ def network_for(method: str) -> str:
     return "batch_norm_and_dropout" if accepts(method, "batch_norm_and_dropout") else "layer_norm"
 
 
-def start(method, network, folder) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, WORKER, method, network, folder])
-
-
 def finish(method, network, folder) -> None:
-    assert start(method, network, folder).wait(timeout=120) == 0
+    process = fork(worker.main, method, network, folder)
+    process.join(timeout=120)
+    assert process.exitcode == 0
 
 
 def posterior_bits(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted((folder / "posterior-0").glob("*.safetensors"))}
 
 
-# Six processes a case: one network for every method, the global random state once.
+# Five processes a case: one network for every method, the global random state once.
 @pytest.mark.parametrize(
     ("method", "network"),
     [*((name, network_for(name)) for name in METHODS), ("deep_ensemble", "functional_dropout")],
@@ -60,13 +56,14 @@ def kill_and_compare(method, network, folder, moments) -> int:
     finish(method, network, undisturbed)
     kills = 0
     for number in moments:
-        process = start(method, network, disturbed)
+        process = fork(worker.main, method, network, disturbed)
         seen: set[str] = set()
-        while process.poll() is None and len(seen) < number:
+        while process.is_alive() and len(seen) < number:
             seen |= {p.name for p in (disturbed / "checkpoint").glob("state-*")}
             time.sleep(0.0005)
-        process.send_signal(signal.SIGKILL)
-        kills += process.wait() == -signal.SIGKILL
+        process.kill()
+        process.join()
+        kills += process.exitcode == -signal.SIGKILL
         if (disturbed / "posterior-0").exists():
             break
     finish(method, network, disturbed)

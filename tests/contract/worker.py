@@ -1,10 +1,7 @@
-"""A run in a process of its own, so that it can be killed: ``worker.py METHOD NETWORK FOLDER``."""
+"""A run for a process of its own, so that it can be killed."""
 
-import sys
 import time
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 
@@ -13,7 +10,7 @@ from cases import BY_NAME
 from contract.registry import SMALL
 
 
-def main(method: str, network: str, folder: str) -> None:
+def main(method: str, network: str, folder: Path) -> None:
     torch.set_num_threads(1)
     case = BY_NAME[network]
     pm.fit(
@@ -30,7 +27,3 @@ def main(method: str, network: str, folder: str) -> None:
         checkpoint_seconds=0.0,  # after every step
         observer=lambda epoch: time.sleep(0.01),
     )
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

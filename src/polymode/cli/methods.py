@@ -132,7 +132,7 @@ def explained(method: type[Method]) -> tuple[str, dict[str, str]]:
     """The sentence and equation of a method's docstring, and the explanation of each option in it."""
     text = inspect.getdoc(method) or ""
     names = "|".join(f.name for f in dataclasses.fields(method))
-    parts = re.split(rf"(?:(?<=\s)|^)({names}): ", text) if names else [text]
+    parts = re.split(rf"(?:(?<=\s)|^)({names}):\s", text) if names else [text]
     explanations = {
         name: " ".join(part.replace("``", "").split())
         for name, part in zip(parts[1::2], parts[2::2], strict=True)

@@ -46,23 +46,23 @@ class LatePhase(Method):
     Before the late phase there is one φ, trained as part of θ. In the end the members are averaged into one
     network.
 
-    num_members: K. start: T₀, epochs before the late phase, as a whole number or as a fraction of all.
-    weights: what is late: "batch_norm" (scale, shift and running statistics), "rank_one" (factors of
-    matrices, θ ∘ u vᵀ), "hypernetwork" (embeddings of kernels), or layers by kind, type or pattern of their
-    names; several are taken together, () takes none (gradient accumulation alone). None takes what the
-    network has: BatchNorm, else rank-one factors. head: whether the last layer is late, too; None means that
-    of a classifier. matrices: patterns of the weights that get rank-one factors; None takes all but
-    embeddings and the head. banks: templates of a hypernetwork, each a ``Bank``; None makes one for each
-    shape of kernel. noise: σ₀, φ_k = φ₀ + σ₀ RMS(φ₀) ε for each tensor. factor_spread: factors begin uniform
-    within 1 ± this. base_scale: γ of the base gradient; 0 leaves the base as it is. prior_std: s of the prior
-    N(0, s²) over the weights of each member, one number, numbers by pattern, or ``priors.FanIn``; None means
-    none. optimizer: any of ``torch.optim``, for base weights and for all of them before the late phase.
-    late_optimizer: for late weights; None means the same. Factors and embeddings carry no weight decay.
-    carry_moments: members begin with the moments of the optimiser that trained φ₀; the paper's begin without.
-    schedule: a function of ``Progress`` that multiplies the learning rates, over the whole training. keep:
-    "last", "best" (by validation, in the late phase) or a ``KeepBest``. average: of what the collapse takes
-    the mean, realised "weights" or, as the paper, "factors". keep_members: leave the ensemble of K, do not
-    collapse. force: collapse without a look at whether the members lie in one basin.
+    num_members: K, networks that share the base. start: T₀, epochs before the late phase, as a whole number
+    or as a fraction of all. weights: what is late: "batch_norm" (scale, shift and running statistics),
+    "rank_one" (factors of matrices, θ ∘ u vᵀ), "hypernetwork" (embeddings of kernels), or layers by kind,
+    type or pattern of their names; several are taken together, () takes none (gradient accumulation alone).
+    None takes what the network has: BatchNorm, else rank-one factors. head: whether the last layer is late,
+    too; None means that of a classifier. matrices: patterns of the weights that get rank-one factors; None
+    takes all but embeddings and the head. banks: templates of a hypernetwork, each a ``Bank``; None makes one
+    for each shape of kernel. noise: σ₀, φ_k = φ₀ + σ₀ RMS(φ₀) ε for each tensor. factor_spread: factors begin
+    uniform within 1 ± this. base_scale: γ of the base gradient; 0 leaves the base as it is. prior_std: s of
+    the prior N(0, s²) over the weights of each member, one number, numbers by pattern, or ``priors.FanIn``;
+    None means none. optimizer: any of ``torch.optim``, for base weights and for all of them before the late
+    phase. late_optimizer: for late weights; None means the same. Factors and embeddings carry no weight
+    decay. carry_moments: members begin with the moments of the optimiser that trained φ₀; the paper's begin
+    without. schedule: a function of ``Progress`` that multiplies the learning rates, over the whole training.
+    keep: "last", "best" (by validation, in the late phase) or a ``KeepBest``. average: of what the collapse
+    takes the mean, realised "weights" or, as the paper, "factors". keep_members: leave the ensemble of K, do
+    not collapse. force: collapse without a look at whether the members lie in one basin.
     """
 
     name: ClassVar[str] = "late_phase"
@@ -347,12 +347,12 @@ class BatchEnsemble(Method):
     All members see each minibatch; θ follows the mean of their gradients, u_k and v_k their own. What remains
     is an ensemble that shares all but its factors.
 
-    num_members: K. spread: standard deviation of the factors when they begin. matrices: patterns of the
-    weights that get factors; None takes all but embeddings. prior_std: s of the prior N(0, s²) over the
-    weights of each member, one number, numbers by pattern, or ``priors.FanIn``; None means none. optimizer:
-    any of ``torch.optim``, for all weights. late_optimizer: for the factors; None means the same, and either
-    way they carry no weight decay. schedule: a function of ``Progress`` that multiplies the learning rates.
-    keep: "last", "best" (by validation) or a ``KeepBest``.
+    num_members: K, networks that share the matrices. spread: standard deviation of the factors when they
+    begin. matrices: patterns of the weights that get factors; None takes all but embeddings. prior_std: s of
+    the prior N(0, s²) over the weights of each member, one number, numbers by pattern, or ``priors.FanIn``;
+    None means none. optimizer: any of ``torch.optim``, for all weights. late_optimizer: for the factors; None
+    means the same, and either way they carry no weight decay. schedule: a function of ``Progress`` that
+    multiplies the learning rates. keep: "last", "best" (by validation) or a ``KeepBest``.
     """
 
     name: ClassVar[str] = "batch_ensemble"

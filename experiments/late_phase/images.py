@@ -28,7 +28,9 @@ from polymode.landscape import flatness
 
 SCALES = (0.1, 0.2, 0.3)  # of the noise that measures flatness
 SCORES = ("accuracy", "nll", "ece", "ood_entropy_auroc", "train_nll", *(f"flatness_{s}" for s in SCALES))
-SETTINGS = ("network", "method", "seeds", "images", "epochs", "batch_size", "members", "seconds")
+SETTINGS = (
+    *("network", "method", "seeds", "images", "augment", "epochs", "batch_size", "members", "seconds"),
+)
 COLUMNS = (*SETTINGS, *(column for score in SCORES for column in (score, f"{score}_se")))
 NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
     "lenet5": lambda: pm.models.LeNet5(),
@@ -96,13 +98,14 @@ def main() -> None:
     parser.add_argument("--network", choices=NETWORKS, default="lenet5")
     parser.add_argument("--methods", default="base,late_phase,swa")
     parser.add_argument("--images", type=int, default=20_000, help="the first so many to train on")
+    parser.add_argument("--augment", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "images.csv")
     options = parser.parse_args()
     split = cifar10(
-        options.data, batch_size=options.batch_size, num_train=options.images, augment=True
+        options.data, batch_size=options.batch_size, num_train=options.images, augment=options.augment
     ).splits[0]
     plain = cifar10(options.data, num_train=options.images).splits[0].train
     seen = pm.ArrayData(plain.inputs[:5000], plain.targets[:5000], batch_size=500)
@@ -116,7 +119,8 @@ def main() -> None:
             likelihood="categorical",
             epochs=options.epochs,
             seed=list(range(options.seeds)),
-            run_dir=options.runs / f"{options.network}-{label}-{options.images}-{options.epochs}",
+            run_dir=options.runs
+            / f"{options.network}-{label}-{options.images}-{options.augment}-{options.epochs}",
             resume=True,
         )
         found = torch.tensor([scores(p, split, foreign, seen) for p in posteriors], dtype=torch.float64)
@@ -125,7 +129,8 @@ def main() -> None:
         first = posteriors[0]
         seconds = round(first.record["training_seconds"])
         row = (
-            *(options.network, label, options.seeds, options.images, options.epochs, options.batch_size),
+            *(options.network, label, options.seeds, options.images, options.augment),
+            *(options.epochs, options.batch_size),
             *(first.num_members, seconds, *values),
         )
         print(dict(zip(COLUMNS, row, strict=True)), flush=True)

@@ -153,13 +153,10 @@ class LateWeights:
             factored=tuple(n for n in self.factored if n == name),
             banks=tuple(bank for bank in self.banks if name in bank.layers),
         )
-        total = 0
-        for index in range(members.num_members):
-            total = total + only.realise(members.member(index))[name].double()
-        dtype = (
-            next(iter(members.stacked.values())).dtype if not only.factored else members.shared[name].dtype
+        first, *others = (only.realise(members.member(index))[name] for index in range(members.num_members))
+        return (sum((other.double() for other in others), first.double()) / members.num_members).to(
+            first.dtype
         )
-        return (total / members.num_members).to(dtype)  # type: ignore[union-attr]  # a tensor: K >= 1
 
     def config(self) -> dict[str, Any]:
         """JSON values from which ``from_config`` makes the same."""
@@ -244,6 +241,9 @@ def late_weights(
     norms = _batch_norms(module, trainable)
     own: set[str] = set()
     if head:
+        require(
+            bool(selectable_layers(module)), f"head=True: this {type(module).__name__} has no last layer."
+        )
         own |= _parameters(module, select_layers(module, "output"), trainable)
     if weights is None:  # of a network that is nothing but a head, the head
         weights = ("batch_norm",) if norms else ("rank_one",) if _matrices_of(module, trainable - own) else ()
@@ -318,13 +318,19 @@ def _matrices(module: nn.Module, trainable: frozenset[str], wanted: Where | None
         require(bool(found), _has_no("matrices for factors", "rank_one", module))
         return found
     matrices = [n for n, p in module.named_parameters() if n in trainable and p.ndim >= 2]
+    inner = getattr(module, "wraps", None)  # of a likelihood's own part beside the user's network
+    shown = {name: name.removeprefix(f"{inner}.") for name in matrices}
     chosen: set[str] = set()
     for pattern in check_where(wanted):
-        fits = {n for n in matrices if fnmatchcase(n, pattern) or fnmatchcase(n.rpartition(".")[0], pattern)}
+        fits = {
+            name
+            for name, own in shown.items()
+            if fnmatchcase(own, pattern) or fnmatchcase(own.rpartition(".")[0], pattern)
+        }
         if not fits:
             raise InputError(
-                f"matrices: {pattern!r} fits no matrix of this {type(module).__name__} that is trained and "
-                f"not late itself; there are {', '.join(matrices[:12]) or 'none'}."
+                f"matrices: {pattern!r} fits no matrix of the network that is trained and not late itself; "
+                f"there are {', '.join(list(shown.values())[:12]) or 'none'}."
             )
         chosen |= fits
     return tuple(name for name in matrices if name in chosen)

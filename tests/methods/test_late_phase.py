@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 import polymode as pm
 from cases import BY_NAME
-from polymode.errors import InputError, NotCollapsible
+from polymode.errors import InputError, NonFiniteLoss, NotCollapsible
 from polymode.late_weights import Bank, LateWeights, average_normalisation, late_weights
 from polymode.members import Members
+from polymode.methods.late_phase import BEGUN, SEEN
 from polymode.posteriors import LateMembers
 from polymode.seeds import derive_generator, global_seed
 
@@ -116,9 +117,24 @@ def test_equals_algorithm_1_by_hand_with_batch_norm_and_head(scale):
             torch.testing.assert_close(drawn.member(k)[name], tensor, rtol=1e-12, atol=1e-14)
 
 
-def test_members_that_own_nothing_accumulate_gradients():
+class Shifted(nn.Module):
+    """Two weights that are added have one gradient, and autograd gives one tensor for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(x * (self.first + self.second))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), Shifted], ids=["MLP", "sum"]
+)
+def test_members_that_own_nothing_accumulate_gradients(make):
     """The paper's control: a step of the base for three minibatches, nothing else."""
-    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    net = make().double()
     plain = pm.Optimizer("SGD", lr=0.1)
     method = pm.methods.LatePhase(3, 0, weights=(), head=False, base_scale=1 / 3, optimizer=plain)
     got = weights_of(fitted(method, net, epochs=1))
@@ -136,7 +152,11 @@ def test_noise_is_relative_to_every_tensor_and_statistics_are_copied():
     method = pm.methods.LatePhase(4000, 0, head=True, noise=0.5)
     stacked = {n: torch.stack([t.clone()] * 4000) for n, t in small_net().state_dict().items()}
     stacked["3.weight"] *= 7
-    state = pm.training.State(Members(stacked), generators=[torch.Generator().manual_seed(0)])
+    state = pm.training.State(
+        Members(stacked),
+        common={BEGUN: torch.zeros(1, dtype=torch.bool)},
+        generators=[torch.Generator().manual_seed(0)],
+    )
     before = {name: tensor[0].clone() for name, tensor in stacked.items()}
     method._split(state, late)
     for name in ("1.weight", "3.weight", "3.bias"):
@@ -290,6 +310,92 @@ def test_kept_members_collapse_to_the_same_network(tmp_path):
     # Counted once what is shared: of 57 numbers, the head's 21 and 4 + 6 factors three times.
     assert kept.num_parameters == 24 + 6 + 12 + 3 * (21 + 4 + 6)
     assert pm.methods.LatePhase(3, 1, "rank_one", keep_members=True).num_parameters(small_net()) == 135
+
+
+@pytest.mark.parametrize("weights", ["batch_norm", "rank_one", "hypernetwork", "Conv2d"])
+def test_saved_members_collapse_to_the_same_network(weights, tmp_path):
+    def net():
+        layers = (nn.Dropout(0.1), nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3))
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 3))
+
+    images = pm.ArrayData(torch.randn(24, 2, 5, 5), torch.randint(3, (24,)), batch_size=5)
+    method = pm.methods.LatePhase(2, 1, weights, head=False, noise=0.1, optimizer=SGD)
+    kept = fitted(replace(method, keep_members=True), net, epochs=2, data=images)
+    loaded = pm.load_posterior(kept.save(tmp_path / "kept"), net)
+    expected = fitted(method, net, epochs=2, data=images).collapse().state_dict()
+    for posterior in (kept, loaded):
+        for name, tensor in posterior.collapse(force=True).state_dict().items():
+            torch.testing.assert_close(tensor, expected[name])
+            assert tensor.dtype == expected[name].dtype
+
+
+def test_realised_members_come_in_bounded_blocks(monkeypatch):
+    kept = fitted(pm.methods.LatePhase(4, 0, "rank_one", head=False, keep_members=True, optimizer=SGD))
+    first = next(iter(kept.draw())).member(0)
+    one = sum(tensor.numel() * tensor.element_size() for tensor in first.values())
+    monkeypatch.setattr("polymode.posteriors.late_members.BLOCK_BYTES", 2 * one)
+    blocks = list(kept.draw())
+    assert [block.labels[:, 2].tolist() for block in blocks] == [[0, 1], [2, 3]]
+
+
+def test_an_average_whose_loss_is_no_number_is_refused_and_its_members_weigh_as_one():
+    seen = {}
+
+    class Noted(pm.methods.LatePhase):
+        def posterior(self, problem, state):
+            seen.update(problem=problem, state=state)
+            return super().posterior(problem, state)
+
+    fitted(Noted(2, 1, optimizer=SGD))
+    seen["state"].common[SEEN][0, 0] = torch.inf
+    with pytest.warns(UserWarning, match="different basins"):
+        kept = pm.methods.LatePhase(2, 1, optimizer=SGD).posterior(seen["problem"], seen["state"])
+    together = kept.merged([fitted(pm.methods.Single(optimizer=SGD))])
+    weights = torch.cat([block.log_weights for block in together.draw()]).exp()
+    assert (weights / weights.sum()).tolist() == pytest.approx([0.25, 0.25, 0.5])
+
+
+def test_before_the_late_phase_there_is_one_network():
+    """All members are judged as the one that is trained, and an error leaves that one behind."""
+    scores = []
+    fitted(pm.methods.LatePhase(3, 2, optimizer=SGD), validation=data(), observer=scores.append)
+    early = [epoch.validation["nll"].tolist() for epoch in scores if epoch.phase == "early"]
+    assert len(early) == 2
+    for first, *others in early:
+        assert others == pytest.approx([first, first])
+    with pytest.raises(NonFiniteLoss) as error:
+        fitted(
+            pm.methods.LatePhase(3, 2, optimizer=pm.Optimizer("SGD", lr=1e200)), pm.models.MLP(4, 3).double()
+        )
+    assert error.value.posterior.num_members == 1
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_mixed_precision_ends_as_it_began(backend):
+    """What looks at the members runs as prediction does, which has no mixed precision."""
+    examples = data()
+    single = pm.ArrayData(examples.inputs.float(), examples.targets, batch_size=5)
+    posterior = fitted(
+        pm.methods.LatePhase(2, 1, optimizer=SGD),
+        lambda: small_net().float(), data=single, precision="bfloat16", backend=backend,
+    )  # fmt: skip
+    assert abs(posterior.record["findings"][0]["barrier"]) < 0.1
+
+
+def test_there_are_no_more_members_than_minibatches_unless_they_are_asked_for():
+    kept = fitted(pm.methods.LatePhase(optimizer=SGD, keep_members=True))
+    assert kept.num_members == 5
+    plenty = fitted(pm.methods.LatePhase(optimizer=SGD, keep_members=True), data=data(24, 2))
+    assert plenty.num_members == 10
+
+
+def test_matrices_of_a_network_beside_a_learned_noise_level():
+    numbers = pm.ArrayData(torch.randn(24, 4).double(), torch.randn(24, 1).double(), batch_size=5)
+    kept = fitted(
+        pm.methods.LatePhase(2, 0, "rank_one", matrices="1.weight", optimizer=SGD, keep_members=True),
+        pm.models.MLP(4, 1, (6,)).double(), data=numbers, likelihood="gaussian",
+    )  # fmt: skip
+    assert kept.late.factored == ("network.1.weight",)
 
 
 def test_members_of_different_basins_are_kept_and_not_averaged():
@@ -455,6 +561,7 @@ def test_pretrained_module_is_where_a_fine_tune_begins():
             lambda: pm.methods.LatePhase(carry_moments=True, late_optimizer=pm.Optimizer("SGD")),
             "carry_moments=True needs one optimiser",
         ),
+        (lambda: pm.methods.LatePhase(start=0, carry_moments=True), "needs a phase before the late one"),
         (lambda: pm.methods.BatchEnsemble(0), "num_members must be"),
         (lambda: pm.methods.BatchEnsemble(spread=-1), "spread must be"),
     ],
@@ -473,6 +580,7 @@ def test_bad_options(make, message):
         ({"weights": ("rank_one",), "matrices": "nowhere*"}, "'nowhere.' fits no matrix.*there are 0.weight"),
         ({"weights": "batch_norm", "matrices": "0.weight"}, "are those of weights='rank_one'"),
         ({"weights": ("rank_one", "hypernetwork")}, "at once"),
+        ({"weights": (), "head": False, "keep_members": True}, "all members would be the same"),
         ({"weights": "bach_norm"}, "Unknown layer, type or pattern"),
     ],
 )
@@ -484,3 +592,83 @@ def test_bad_input_is_found_before_training(options, message):
 def test_a_network_without_batch_norm_is_told_what_it_has():
     with pytest.raises(InputError, match=r"no BatchNorm layers.*It has 3 Linear.*'rank_one': factors"):
         fitted(pm.methods.LatePhase(2, weights="batch_norm"), pm.models.MLP(4, 3, (6, 6)).double())
+
+
+# --- networks of others: the names and types of torchvision's, built here -------------------------------
+
+
+class DenseLayer(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.BatchNorm2d(channels), nn.Conv2d(channels, 8, 1, bias=False)
+        self.norm2, self.conv2 = nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3, padding=1, bias=False)
+
+    def forward(self, x):
+        return torch.cat([x, self.conv2(self.norm2(self.conv1(self.norm1(x).relu())).relu())], 1)
+
+
+class DenseNet(nn.Module):
+    """The layout of torchvision's DenseNet, with one block of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.Sequential()
+        block.add_module("denselayer1", DenseLayer(6))
+        block.add_module("denselayer2", DenseLayer(10))
+        self.features = nn.Sequential()
+        for name, layer in (
+            *(("conv0", nn.Conv2d(3, 6, 3, padding=1, bias=False)), ("norm0", nn.BatchNorm2d(6))),
+            *(("denseblock1", block), ("norm5", nn.BatchNorm2d(14))),
+        ):
+            self.features.add_module(name, layer)
+        self.classifier = nn.Linear(14, 3)
+
+    def forward(self, x):
+        return self.classifier(self.features(x).relu().mean((2, 3)))
+
+
+class Bottleneck(nn.Module):
+    """A block of torchvision's ResNet-50."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4)
+        self.conv2, self.bn2 = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.conv3, self.bn3 = nn.Conv2d(4, 16, 1, bias=False), nn.BatchNorm2d(16)
+        self.downsample = nn.Sequential(nn.Conv2d(3, 16, 1, bias=False), nn.BatchNorm2d(16))
+
+    def forward(self, x):
+        out = self.bn2(self.conv2(self.bn1(self.conv1(x)).relu())).relu()
+        return (self.bn3(self.conv3(out)) + self.downsample(x)).relu()
+
+
+class ResNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = nn.Sequential(Bottleneck())
+        self.fc = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.fc(self.layer1(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("net", "head", "norms"),
+    [(DenseNet, "classifier", 6), (ResNet, "fc", 4)],
+    ids=["DenseNet-161", "ResNet-50 and 152"],
+)
+def test_pretrained_networks_of_others_are_fine_tuned_as_they_are(net, head, norms):
+    module = net()
+    late = late_weights(module, names_of(module), "batch_norm", head=True)
+    assert late.own[-2:] == (f"{head}.weight", f"{head}.bias")
+    assert len(late.own) == 2 * norms + 2
+    assert late_weights(module, names_of(module), "batch_norm", head=False).own == late.own[:-2]
+    images = pm.ArrayData(torch.randn(12, 3, 6, 6), torch.randint(3, (12,)), batch_size=4)
+    tuned = fitted(
+        pm.methods.LatePhase(3, 0, "batch_norm", head=False, base_scale=1 / 3, optimizer=SGD),
+        module, data=images, epochs=2,
+    ).collapse()  # fmt: skip
+    assert type(tuned) is net
+    assert tuned.state_dict().keys() == module.state_dict().keys()
+    norm = next(name for name in late.own if "weight" in name)
+    assert not torch.equal(tuned.state_dict()[norm], module.state_dict()[norm])

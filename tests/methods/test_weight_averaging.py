@@ -108,7 +108,7 @@ def collected(weights: torch.Tensor, rank: int) -> tuple[pm.methods.SWAG, State]
     state = State(first, generators=[torch.Generator().manual_seed(0)])
     for name in ("a", "b"):
         now = first.stacked[name][:, None]
-        state.common |= {f"mean/{name}": torch.zeros_like(now), f"square/{name}": torch.zeros_like(now)}
+        state.common |= {f"mean/{name}": torch.zeros_like(now), f"spread/{name}": torch.zeros_like(now)}
         state.common[f"deviations/{name}"] = now.new_zeros(1, rank, *now.shape[1:])
     for number, row in enumerate(weights, 1):
         state.members.stacked["a"].copy_(row[None, :3])

@@ -36,6 +36,8 @@ from polymode.training.method import Keep, Step, epochs_before
 from polymode.trees import Tree
 
 SEEN = "average/losses"  # of the average, of the members, and how many rounds they were seen in
+BEGUN = "late/begun"  # whether there are members already
+MOST = 10  # members, unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class LatePhase(Method):
     Before the late phase there is one φ, trained as part of θ. In the end the members are averaged into one
     network.
 
-    num_members: K, networks that share the base. start: T₀, epochs before the late phase, as a whole number
+    num_members: K, networks that share the base; None means 10, or one for each minibatch of an epoch (of the
+    smallest data set) where there are fewer. start: T₀, epochs before the late phase, as a whole number
     or as a fraction of all. weights: what is late: "batch_norm" (scale, shift and running statistics),
     "rank_one" (factors of matrices, θ ∘ u vᵀ), "hypernetwork" (embeddings of kernels), or layers by kind,
     type or pattern of their names; several are taken together, () takes none (gradient accumulation alone).
@@ -70,7 +73,7 @@ class LatePhase(Method):
     cost: ClassVar[str] = "one member-epoch an epoch; predicts with one forward pass (K with keep_members)"
     kept: ClassVar[str] = "one network, or shared weights once and K times the late ones with keep_members"
 
-    num_members: int = 10
+    num_members: int | None = None
     start: float = 0.6
     weights: Where | None = None
     head: bool | None = None
@@ -90,7 +93,8 @@ class LatePhase(Method):
     force: bool = False
 
     def __post_init__(self) -> None:
-        require_whole("num_members", self.num_members)
+        if self.num_members is not None:
+            require_whole("num_members", self.num_members)
         epochs_before("start", self.start, None)
         for option in ("weights", "matrices"):
             entries = getattr(self, option)
@@ -104,9 +108,11 @@ class LatePhase(Method):
         for optimizer in (self.optimizer, self._late_optimizer):
             if optimizer.needs_closure:
                 raise InputError(
-                    f"{optimizer.kind} evaluates the loss as often as it likes, and {self.name} hands "
-                    "minibatches to members in turn: use an optimiser such as SGD or Adam."
+                    f"{optimizer.kind} evaluates the loss by itself, for all weights at once, and here "
+                    "members share some of them: use an optimiser such as SGD or Adam."
                 )
+        if self.carry_moments and self.start == 0:
+            raise InputError("carry_moments=True needs a phase before the late one: start is 0.")
         if self.carry_moments and self.late_optimizer not in (None, self.optimizer):
             raise InputError(
                 "carry_moments=True needs one optimiser for base and late weights, got optimizer="
@@ -125,17 +131,19 @@ class LatePhase(Method):
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         late = self._late(problem)
+        if self.keep_members and not late.names:
+            raise InputError("keep_members=True, but no weights are late: all members would be the same.")
         start = problem.start(problem.chain, generator)
         trained = late.begin(start, generator, self.factor_spread)
         base = late.base(problem.trainable)
         shared = {name: tensor[None].clone() for name, tensor in trained.items() if name in base}
-        stacked = {
-            name: torch.stack([t] * self.num_members) for name, t in trained.items() if name not in base
-        }
-        return State(Members(stacked, shared), common={SEEN: torch.zeros(1, 3, dtype=torch.float64)})
+        count = self._count(problem)
+        stacked = {name: torch.stack([t] * count) for name, t in trained.items() if name not in base}
+        common = {SEEN: torch.zeros(1, 3, dtype=torch.float64), BEGUN: torch.zeros(1, dtype=torch.bool)}
+        return State(Members(stacked, shared), common=common)
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
-        self._check_rounds(problem)
+        count = self._count(problem)
         late, before = self._late(problem), epochs_before("start", self.start, epochs)
         base = late.base(problem.trainable)
         objective = self._objective(problem, late)
@@ -148,7 +156,7 @@ class LatePhase(Method):
             _step_late(state, gradients.stacked, batch, 0)
             if base:
                 state.optimizers["base"].step(gradients.shared, batch.cohorts)
-            each = losses.unflatten(0, (-1, self.num_members))
+            each = losses.unflatten(0, (-1, count))
             return each[:, :1].expand_as(each).flatten()
 
         def split(state: State) -> None:
@@ -158,10 +166,10 @@ class LatePhase(Method):
             "late",
             epochs - before,
             objective,
-            self._round(has_base=bool(base)),
+            self._round(count, has_base=bool(base)),
             optimizers,
             schedule=Part(self.schedule, before, epochs),
-            batches=self.num_members,
+            batches=count,
             keep=keep_rule(self.keep),
             enter=split,
         )
@@ -174,14 +182,15 @@ class LatePhase(Method):
                 ordinary,
                 self._optimizers(late, base, self.optimizer),
                 schedule=Part(self.schedule, 0, epochs),
+                end_epoch=_copy_first,  # for validation, which looks at all of them
             )
             carried = optimizers.keys() if self.carry_moments else {"base"} & optimizers.keys()
             phases = [first, replace(second, carry=frozenset(carried))]
-        if not self.keep_members and not self.force and self.num_members > 1:
-            phases.append(self._look(problem, late, objective))
+        if not self.keep_members and not self.force and count > 1:
+            phases.append(self._look(problem, late, objective, count))
         return phases
 
-    def _round(self, *, has_base: bool) -> Step:
+    def _round(self, count: int, *, has_base: bool) -> Step:
         """One round of Algorithm 1."""
 
         def round_(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
@@ -191,10 +200,11 @@ class LatePhase(Method):
                 losses, gradients = objective.losses_and_gradients(state, batch, member=member)
                 _step_late(state, gradients.stacked, batch, member)
                 for name, gradient in gradients.shared.items():
-                    total[name] = total[name].add_(gradient) if name in total else gradient
+                    # Copied first: autograd gives one tensor for two weights that are added.
+                    total[name] = total[name].add_(gradient) if name in total else gradient.clone()
                 seen.append(losses)
             # The base gradient of a round that the end of the data cuts short is dropped.
-            if has_base and self.base_scale and len(batches) == self.num_members:
+            if has_base and self.base_scale and len(batches) == count:
                 _step_base(state, total, self.base_scale, batches[-1])
             return torch.stack(seen).nanmean(0)
 
@@ -202,13 +212,12 @@ class LatePhase(Method):
 
     def _split(self, state: State, late: LateWeights) -> None:
         """φ_k = φ₀ + σ₀ RMS(φ₀) ε, tensor by tensor; running statistics are copied."""
+        _copy_first(state)
+        state.common[BEGUN].fill_(value=True)
         members = state.members
-        for name, tensor in members.stacked.items():
-            each = tensor.unflatten(0, (members.num_groups, -1))
-            first = each[:, :1].clone()
-            each.copy_(first.expand_as(each))
-            if not self.noise or name not in late.names:
-                continue
+        for name in sorted(late.names) if self.noise else ():
+            each = members.stacked[name].unflatten(0, (members.num_groups, -1))
+            first = each[:, 0].clone()
             for group, generator in enumerate(state.generators):
                 scale = self.noise * first[group].double().square().mean().sqrt()
                 drawn = torch.randn(each[group].shape, generator=generator, dtype=torch.float64)
@@ -217,7 +226,7 @@ class LatePhase(Method):
             for name in {"late", "multipliers"} & state.optimizers.keys():
                 state.optimizers[name].spread(0)
 
-    def _look(self, problem: Problem, late: LateWeights, objective: Objective) -> Phase:
+    def _look(self, problem: Problem, late: LateWeights, objective: Objective, count: int) -> Phase:
         """Look, on one minibatch in K, whether the average explains the data as well as the members do."""
         plain = problem.objective()
         members_alone = replace(objective, penalty=None)
@@ -226,12 +235,14 @@ class LatePhase(Method):
             averaged = replace(state, members=self._averaged(problem, late, state.members), own={})
             of_average = plain.losses(averaged, batches[0], training=False)
             of_members = members_alone.losses(state, batches[0], training=False)
-            means = of_members.unflatten(0, (-1, self.num_members)).mean(1)
-            seen = torch.stack([of_average, means, torch.ones_like(means)], 1).double().cpu()
-            state.common[SEEN].add_(seen.nan_to_num(0.0) * ~means.isnan().cpu()[:, None])
+            means = of_members.unflatten(0, (-1, count)).mean(1)
+            # An average whose loss is no number is as bad as can be.
+            seen = torch.stack([of_average.nan_to_num(math.inf), means, torch.ones_like(means)], 1)
+            for piece in batches[0].pieces:
+                state.common[SEEN][piece.groups] += seen[piece.groups].double().cpu()
             return of_members
 
-        return Phase("average", 1, objective, look, batches=self.num_members, cost=0.0)
+        return Phase("average", 1, objective, look, batches=count, cost=0.0)
 
     def _averaged(self, problem: Problem, late: LateWeights, members: Members) -> Members:
         """The average of every chain."""
@@ -242,9 +253,12 @@ class LatePhase(Method):
         return Members({n: torch.stack([w[n] for w in each]) for n in each[0]}, num_groups=len(each))
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
+        members = state.members
+        if not bool(state.common[BEGUN].all()):  # an error before the late phase: one network is trained
+            members = members.between(0, 1)
         ensemble = LateMembers(
             problem.network,
-            blocks=[state.members.clone()],
+            blocks=[members.clone()],
             late=self._late(problem),
             average=self.average,
             barrier=self._barrier(state),
@@ -255,7 +269,9 @@ class LatePhase(Method):
             return ensemble.averaged(force=self.force or ensemble.barrier is None)
         except NotCollapsible as refusal:  # training is not thrown away
             warnings.warn(f"{refusal} The posterior holds the members.", stacklevel=2)
-            return ensemble
+            # Together they weigh what their average would have among other chains.
+            weights = torch.full_like(members.log_weights, -math.log(members.num_members))
+            return replace(ensemble, blocks=[replace(members.clone(), log_weights=weights)])
 
     def _barrier(self, state: State) -> float | None:
         of_average, of_members, rounds = state.common[SEEN][0].tolist()
@@ -263,7 +279,7 @@ class LatePhase(Method):
 
     def findings(self, problem: Problem, state: State) -> dict[str, Any]:
         barrier = self._barrier(state)
-        return {} if barrier is None else {"barrier": barrier}
+        return {} if barrier is None or not math.isfinite(barrier) else {"barrier": barrier}
 
     # --- parts --------------------------------------------------------------------------------
 
@@ -306,13 +322,17 @@ class LatePhase(Method):
         }
         return {name: over for name, over in every.items() if over.names}
 
-    def _check_rounds(self, problem: Problem) -> None:
+    def _count(self, problem: Problem) -> int:
+        """K."""
         available = problem.num_minibatches
+        if self.num_members is None:
+            return MOST if available is None else min(MOST, available)
         if available is not None and self.num_members > available:
             raise InputError(
                 f"num_members={self.num_members} is more than the {available} minibatches of an epoch: some "
                 "members would never be trained. Take fewer members or a smaller batch_size."
             )
+        return self.num_members
 
     def num_parameters(self, module: nn.Module) -> int:
         trained = {n: p.numel() for n, p in module.named_parameters() if p.requires_grad}
@@ -322,10 +342,17 @@ class LatePhase(Method):
         start = {n: torch.empty(p.shape) for n, p in module.named_parameters() if n in trained}
         begun = late.begin(start, torch.Generator(), 0.0)
         own = sum(t.numel() for n, t in begun.items() if n in late.names)
-        return sum(t.numel() for t in begun.values()) + (self.num_members - 1) * own
+        return sum(t.numel() for t in begun.values()) + ((self.num_members or MOST) - 1) * own
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
         return self, max(1, round(member_epochs))
+
+
+def _copy_first(state: State) -> None:
+    """Give all members of a chain what its first one has."""
+    for tensor in state.members.stacked.values():
+        each = tensor.unflatten(0, (state.members.num_groups, -1))
+        each.copy_(each[:, :1].clone().expand_as(each))
 
 
 def _step_late(state: State, gradients: Tensors, batch: Batch, member: int) -> None:

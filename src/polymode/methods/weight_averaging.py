@@ -25,8 +25,8 @@ from polymode.training.method import Hook, epochs_before, nothing
 from polymode.training.state import under
 
 # Names with a slash, which no module has, of tensors that a chain has one of: the mean of weights over
-# epochs, the mean of their squares, the latest deviations from the mean, the mean of batch statistics.
-MEAN, SQUARE, DEVIATIONS, STATISTICS = "mean/", "square/", "deviations/", "statistics/"
+# epochs, the sum of their squared deviations from it, the latest deviations, the mean of batch statistics.
+MEAN, SPREAD, DEVIATIONS, STATISTICS = "mean/", "spread/", "deviations/", "statistics/"
 EPOCHS, EXAMPLES = "averaging/epochs", "averaging/examples"  # how many have been seen
 
 
@@ -71,7 +71,7 @@ class _Averaging(Method):
             EPOCHS: torch.zeros(1, dtype=torch.int64),
             EXAMPLES: torch.zeros(1, dtype=torch.int64),
         }
-        for name in _statistics(problem, state):
+        for name in _estimated(problem):
             state.common[STATISTICS + name] = torch.zeros_like(_by_chain(state, name))
         return state
 
@@ -90,9 +90,9 @@ class _Averaging(Method):
             if number >= 1:
                 self._collect(state, number)
 
-        phases[last] = replace(trained, end_epoch=collect)
-        phases[last : last + 1] = self._finished(problem, phases[last], trained.epochs - (start - before))
-        return phases
+        collecting = replace(trained, end_epoch=collect)
+        collected = trained.epochs - (start - before)
+        return [*phases[:last], *self._finished(problem, collecting, phases[last + 1 :], collected)]
 
     def _check(self, trained: Phase, before: int, start: int) -> None:
         if start < before:
@@ -115,8 +115,8 @@ class _Averaging(Method):
         """Take in the weights of the ``number``-th epoch that is averaged."""
         raise NotImplementedError
 
-    def _finished(self, problem: Problem, trained: Phase, collected: int) -> list[Phase]:
-        """The training, in which so many epochs are collected, with what follows on it."""
+    def _finished(self, problem: Problem, trained: Phase, others: list[Phase], collected: int) -> list[Phase]:
+        """The training, in which so many epochs are collected, with what follows on it, and the others."""
         raise NotImplementedError
 
 
@@ -145,16 +145,16 @@ class SWA(_Averaging):
         for name, mean in _under(MEAN, state).items():
             mean.add_(_by_chain(state, name) - mean, alpha=1 / number)
 
-    def _finished(self, problem: Problem, trained: Phase, collected: int) -> list[Phase]:
+    def _finished(self, problem: Problem, trained: Phase, others: list[Phase], collected: int) -> list[Phase]:
         def leave(state: State) -> None:
             trained.leave(state)
             for name, mean in _under(MEAN, state).items():
                 _by_chain(state, name).copy_(mean)
 
         averaged = replace(trained, leave=leave)
-        if not running_statistics(problem.network.module):
-            return [averaged]
-        return [averaged, re_estimate("statistics", problem, trained.objective)]
+        if not _estimated(problem):
+            return [averaged, *others]
+        return [averaged, re_estimate("statistics", problem, trained.objective), *others]
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
         return self.of.posterior(problem, state)
@@ -201,17 +201,17 @@ class SWAG(_Averaging):
         for name in _weights(problem, state):
             now = _by_chain(state, name)
             state.common[MEAN + name] = torch.zeros_like(now)
-            state.common[SQUARE + name] = torch.zeros_like(now)
+            state.common[SPREAD + name] = torch.zeros_like(now)
             if self.rank:
                 state.common[DEVIATIONS + name] = now.new_zeros(1, self.rank, *now.shape[1:])
         return state
 
     def _collect(self, state: State, number: int) -> None:
         for name, mean in _under(MEAN, state).items():
-            now = _by_chain(state, name)
+            now, before = _by_chain(state, name), mean.clone()
             mean.add_(now - mean, alpha=1 / number)
-            square = state.common[SQUARE + name]
-            square.add_(now.square() - square, alpha=1 / number)
+            # Welford's sum: mean θ² − θ̄² would lose all digits of a variance that is small beside θ̄².
+            state.common[SPREAD + name].addcmul_(now - before, now - mean)
             if self.rank:
                 state.common[DEVIATIONS + name][:, (number - 1) % self.rank] = now - mean
 
@@ -222,7 +222,7 @@ class SWAG(_Averaging):
             common = torch.randn(kept, generator=generator, dtype=torch.float64) / math.sqrt(max(kept - 1, 1))
             for name, mean in _under(MEAN, state).items():
                 centre = mean[group].double()
-                variance = (state.common[SQUARE + name][group].double() - centre.square()).clamp(min=1e-30)
+                variance = state.common[SPREAD + name][group].double() / num_epochs
                 own = torch.randn(centre.shape, generator=generator, dtype=torch.float64)
                 step = variance.sqrt() * own.to(centre.device)
                 if kept:
@@ -230,7 +230,7 @@ class SWAG(_Averaging):
                     step = step + torch.tensordot(common.to(centre.device), deviations, 1)
                 _by_chain(state, name)[group].copy_(centre + math.sqrt(self.scale) * step)
 
-    def _finished(self, problem: Problem, trained: Phase, collected: int) -> list[Phase]:
+    def _finished(self, problem: Problem, trained: Phase, others: list[Phase], collected: int) -> list[Phase]:
         def draw(state: State) -> None:
             self.draw(state, collected)
 
@@ -238,27 +238,28 @@ class SWAG(_Averaging):
             state.finished.append(state.members)
 
         def draw_all(state: State) -> None:
-            trained.leave(state)
+            last.leave(state)
             for _ in range(self.num_draws):
                 draw(state)
                 finish(state)
 
-        if not running_statistics(problem.network.module):
-            return [replace(trained, leave=draw_all)]
+        *before, last = [trained, *others]  # a look at the members is one at those that were trained
+        if not _estimated(problem):
+            return [*before, replace(last, leave=draw_all)]
         each = re_estimate("draw", problem, trained.objective, enter=draw, leave=finish)
-        return [trained, *[each] * self.num_draws]
+        return [*before, last, *[each] * self.num_draws]
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
-        blocks = state.finished.blocks or [state.members]  # none is finished where training was cut short
-        return merge(
-            [
-                self.of.posterior(
-                    problem,
-                    replace(state, members=rows_of(block, 0, block.num_members), finished=MemberStore()),
-                )
-                for block in blocks
-            ]
-        )
+        drawn = []
+        for number, block in enumerate(
+            state.finished.blocks or [state.members]
+        ):  # one, where it was cut short
+            members = rows_of(block, 0, block.num_members)
+            labels = members.labels.clone()
+            labels[:, 2] += number * block.num_members
+            members = replace(members, labels=labels)
+            drawn.append(self.of.posterior(problem, replace(state, members=members, finished=MemberStore())))
+        return merge(drawn)
 
 
 def re_estimate(
@@ -319,12 +320,12 @@ def _under(prefix: str, state: State) -> Tensors:
 
 
 def _weights(problem: Problem, state: State) -> list[str]:
-    """Names of what is trained."""
-    buffers = {name for name, _ in problem.network.module.named_buffers()}
+    """Names of what is trained; those with a slash are a method's own."""
     tensors = state.members.stacked | state.members.shared
-    return [name for name, t in tensors.items() if name not in buffers and t.is_floating_point()]
+    return [n for n, t in tensors.items() if (n in problem.trainable or "/" in n) and t.is_floating_point()]
 
 
-def _statistics(problem: Problem, state: State) -> list[str]:
-    """Names of running statistics that members own."""
-    return [n for n in running_statistics(problem.network.module) if n in state.members.stacked]
+def _estimated(problem: Problem) -> list[str]:
+    """Names of running statistics, but for layers that the user keeps in evaluation mode."""
+    kept = set(problem.network.always_eval)
+    return [n for n in running_statistics(problem.network.module) if n.rpartition(".")[0] not in kept]

@@ -11,7 +11,7 @@ from torch import nn
 from polymode.errors import NotCollapsible
 from polymode.late_weights import Average, LateWeights
 from polymode.members import Members, Tensors
-from polymode.posteriors.base import Posterior, register_posterior
+from polymode.posteriors.base import BLOCK_BYTES, Posterior, register_posterior
 from polymode.posteriors.network import Network
 from polymode.posteriors.particles import Block, Particles, members_to_tensors, rows_of
 
@@ -38,7 +38,16 @@ class LateMembers(Particles):
         self, num_members: int | None = None, generator: torch.Generator | None = None
     ) -> Iterator[Members]:
         for members in super().draw(num_members, generator):
-            yield self.late.realised(members)
+            if self.late.is_plain:
+                yield members
+                continue
+            whole = self.late.realised(members.between(0, 1))
+            number = max(1, BLOCK_BYTES // whole.num_bytes)  # what is shared becomes each member's own
+            for start in range(0, members.num_members, number):
+                yield self.late.realised(members.between(start, min(start + number, members.num_members)))
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Particles", "LateMembers", 1)
 
     @property
     def num_parameters(self) -> int:
@@ -63,8 +72,9 @@ class LateMembers(Particles):
             raise NotCollapsible(f"These are the members of {len(self.blocks)} runs: average each by itself.")
         if not force and self.barrier is None:
             raise NotCollapsible(
-                "Whether the members lie in one basin was not measured, as they were to be kept. "
-                "collapse(force=True) averages them all the same: judge the result on data."
+                "Whether the members lie in one basin was not measured: they were to be kept, or come from "
+                "a loop of one's own. collapse(force=True) averages them all the same: judge the result on "
+                "data."
             )
         if not force and not self.barrier <= LARGEST_BARRIER:  # type: ignore[operator]  # not None here
             raise NotCollapsible(
@@ -84,7 +94,9 @@ class LateMembers(Particles):
         """The same networks, each whole."""
         whole = [
             Members(
-                {n: t[None].clone() for n, t in block.member(index).items()}, labels=block.labels[[index]]
+                {name: tensor[None].clone() for name, tensor in block.member(index).items()},
+                log_weights=block.log_weights[[index]] + self._largest_log_weight,  # as they were
+                labels=block.labels[[index]],
             )
             for block in self.draw()
             for index in range(block.num_members)

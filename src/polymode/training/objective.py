@@ -155,6 +155,8 @@ class Objective:
         training: as in a step, so that running statistics move; otherwise as in prediction, and nothing does.
         """
         execution, members = self.execution, state.members
+        # Prediction has no mixed precision, and neither has what is to be compared with it.
+        loss = (self if training else replace(self, execution=replace(execution, precision="full"))).loss
         seen: list[tuple[slice, Tensor]] = []
         if not training:
             self.network.module.eval()
@@ -170,7 +172,7 @@ class Objective:
             same = {} if piece.has_groups else {"examples": examples}
             with self._randomness(state.noise[rows][0]):
                 found = map_members(
-                    lambda weights, own, of_group, same=same: self.loss(weights, own, of_group | same),
+                    lambda weights, own, of_group, same=same: loss(weights, own, of_group | same),
                     members.groups(piece.groups),
                     own,
                     of_group | ({"examples": examples} if piece.has_groups else {}),

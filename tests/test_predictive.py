@@ -1,9 +1,9 @@
 """Predictives against direct formulas, in any chunking, with bounded memory."""
 
 import math
-import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -12,6 +12,7 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 import polymode as pm
 from cases import BY_NAME
+from forks import fork
 from polymode.errors import InputError
 from polymode.members import Members
 from polymode.posteriors import Particles, Posterior
@@ -297,38 +298,29 @@ def test_endless_posterior_draws_what_is_asked_and_replays(backend):
     torch.testing.assert_close(cdf, torch.full_like(cdf, 0.5), atol=1e-9, rtol=0)
 
 
-MEMORY_SCRIPT = """
-import sys, torch, polymode as pm
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from test_predictive import noisy
-from cases import BY_NAME
-def resident(key):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(l.split()[1]) for l in lines if l.startswith(key)) / 1024
-posterior = noisy("mlp", backend="vmap")
-x = torch.randn(20_000, 4, dtype=torch.float64)
-posterior.predict(x, 50, torch.Generator())
-Path("/proc/self/clear_refs").write_text("5")
-before = resident("VmRSS")
-posterior.predict(x, int(sys.argv[1]), torch.Generator())
-print(resident("VmHWM") - before)
-"""
+def note_memory(num_draws, note):
+    """Write by how many megabytes the memory of this process has grown at most while it predicted."""
+
+    def resident(key):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024
+
+    posterior = noisy("mlp", backend="vmap")
+    x = torch.randn(20_000, 4, dtype=torch.float64)
+    posterior.predict(x, 50, torch.Generator())
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    posterior.predict(x, num_draws, torch.Generator())
+    note.write_text(str(resident("VmHWM") - before))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_memory_does_not_grow_with_draws():
+def test_memory_does_not_grow_with_draws(tmp_path):
     """1,000 draws × 20,000 points × 3 classes would be 480 MB in float64; 200 draws 96 MB."""
-    from pathlib import Path
-
-    script = MEMORY_SCRIPT.format(tests=str(Path(__file__).parent))
-    few, many = (
-        float(
-            subprocess.run(
-                [sys.executable, "-c", script, str(n)], capture_output=True, text=True, check=True
-            ).stdout
-        )
-        for n in (100, 1000)
-    )
+    for number in (100, 1000):
+        process = fork(note_memory, number, tmp_path / str(number))
+        process.join(timeout=120)
+        assert process.exitcode == 0
+    few, many = (float((tmp_path / str(number)).read_text()) for number in (100, 1000))
     assert many < few + 40, (few, many)
     assert many < 150

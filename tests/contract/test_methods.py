@@ -1,6 +1,7 @@
 """What every method of the registry must do, on every kind of network."""
 
 import copy
+import functools
 import json
 
 import pytest
@@ -30,9 +31,21 @@ def run(name, case, **options):
     return pm.fit(SMALL[name](), case.double_factory, data, likelihood=case.likelihood, **options)
 
 
+@functools.cache
+def trained(name, network):
+    """The ordinary run of a method on a network, which many tests read and none changes."""
+    return run(name, BY_NAME[network])
+
+
+def draws(posterior):
+    """A few of a posterior that draws without end, all members of any other."""
+    return 12 if posterior.num_members is None else None
+
+
 def weights(posterior) -> Tensors:
-    """The weights of all members [M, ...]; of one that draws without end, those of its default draws."""
-    drawn = [block.member(i) for block in posterior.draw() for i in range(block.num_members)]
+    """The weights of all members, or of some draws, [M, ...]."""
+    blocks = posterior.draw(draws(posterior))
+    drawn = [block.member(i) for block in blocks for i in range(block.num_members)]
     return {name: torch.stack([member[name] for member in drawn]) for name in drawn[0]}
 
 
@@ -42,7 +55,7 @@ def own_weights(posterior) -> Tensors:
 
 
 def predictions(posterior, case):
-    return posterior.predict(case.data(seed=5).inputs, batch_size=7)
+    return posterior.predict(case.data(seed=5).inputs, draws(posterior), batch_size=7)
 
 
 def test_every_method_has_a_small_instance():
@@ -61,27 +74,28 @@ def test_networks_that_a_method_cannot_sample_are_refused(name, network):
 
 @on(NETWORKS)
 def test_fits_every_network_and_replays(name, case):
-    first, second = run(name, case), run(name, case)
-    for key, tensor in weights(first).items():
+    first, second, other = trained(name, case.name), run(name, case), run(name, case, seed=1)
+    ours, again, others = weights(first), weights(second), weights(other)
+    for key, tensor in ours.items():
         assert tensor.isfinite().all()
-        assert torch.equal(tensor, weights(second)[key]), key
+        assert torch.equal(tensor, again[key]), key
     assert torch.equal(predictions(first, case).mean, predictions(second, case).mean)
-    other = run(name, case, seed=1)
-    assert any(not torch.equal(t, weights(other)[k]) for k, t in weights(first).items())
+    assert any(not torch.equal(tensor, others[key]) for key, tensor in ours.items())
 
 
 @on([c for c in NETWORKS if c.vectorises])
 def test_backends_agree_in_float64(name, case):
-    loop, vmap = run(name, case), run(name, case, backend="vmap")
+    loop, vmap = trained(name, case.name), run(name, case, backend="vmap")
     assert vmap.record["backend"] == "vmap"
+    vectorised = weights(vmap)
     for key, tensor in weights(loop).items():
-        torch.testing.assert_close(tensor, weights(vmap)[key], rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(tensor, vectorised[key], rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(predictions(loop, case).mean, predictions(vmap, case).mean)
 
 
 @methods
 def test_members_differ(name):
-    posterior = run(name, BY_NAME["mlp"])
+    posterior = trained(name, "mlp")
     for tensor in own_weights(posterior).values():
         if posterior.num_members is None:  # draws of few components meet again
             assert len(tensor.unique(dim=0)) > 1
@@ -105,7 +119,7 @@ def test_training_lowers_the_loss(name):
 
 @on([BY_NAME[name] for name in ("batch_norm", "learned_noise", "random_features", "convolution")])
 def test_save_and_load(name, case, tmp_path):
-    posterior = run(name, case)
+    posterior = trained(name, case.name)
     posterior.save(tmp_path / "saved")
     loaded = pm.load_posterior(tmp_path / "saved", case.double_factory)
     assert loaded.num_members == posterior.num_members

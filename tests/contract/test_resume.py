@@ -1,6 +1,7 @@
 """``kill -9`` at any moment, and the run still ends with the bits of an undisturbed one."""
 
 import functools
+import os
 import signal
 import time
 from pathlib import Path
@@ -26,6 +27,14 @@ def finish(method, network, folder) -> None:
     process = fork(worker.main, method, network, folder)
     process.join(timeout=120)
     assert process.exitcode == 0
+
+
+def states(folder: Path) -> set[str]:
+    """The checkpoints that are there now; the run makes and removes their folder meanwhile."""
+    try:
+        return {name for name in os.listdir(folder / "checkpoint") if name.startswith("state-")}
+    except FileNotFoundError:
+        return set()
 
 
 def posterior_bits(folder: Path) -> dict[str, bytes]:
@@ -59,7 +68,7 @@ def kill_and_compare(method, network, folder, moments) -> int:
         process = fork(worker.main, method, network, disturbed)
         seen: set[str] = set()
         while process.is_alive() and len(seen) < number:
-            seen |= {p.name for p in (disturbed / "checkpoint").glob("state-*")}
+            seen |= states(disturbed)
             time.sleep(0.0005)
         process.kill()
         process.join()

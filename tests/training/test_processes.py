@@ -11,8 +11,10 @@ import torch
 
 import polymode as pm
 from cases import BY_NAME
+from forks import FORKS
 from polymode.errors import CheckpointError, InputError, PolymodeError
 from polymode.training import epochs_of
+from polymode.training import processes as processes_module
 from polymode.training.processes import divided
 
 CASE = BY_NAME["mlp"]
@@ -47,6 +49,12 @@ def fitted(**options):
     return pm.fit(method, model, data, likelihood="categorical", **options)
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Processes that begin at once; what they get travels as it does to spawned ones."""
+    monkeypatch.setattr(processes_module.multiprocessing, "get_context", lambda kind: FORKS)
+
+
 def weights(posterior):
     blocks = list(posterior.draw())
     found = {name: torch.cat([b.stacked[name] for b in blocks]) for name in blocks[0].stacked}
@@ -64,7 +72,7 @@ def test_chains_are_divided_evenly():
     assert divided(range(3), 3) == [range(1), range(1, 2), range(2, 3)]
 
 
-def test_results_do_not_depend_on_the_number_of_processes(tmp_path):
+def test_results_do_not_depend_on_the_number_of_processes(tmp_path, forked):
     data = [CASE.data(), CASE.data(17, seed=2)]
     alone = fitted(data=data)
     for folder in (None, tmp_path / "run"):
@@ -91,7 +99,7 @@ def test_more_processes_than_chains_and_models_that_cannot_travel():
         fitted(processes=2, observer=print)
 
 
-def test_a_failure_in_a_process_is_told():
+def test_a_failure_in_a_process_is_told(forked):
     with pytest.raises(PolymodeError, match=r"In process [01]: .*no memory left"):
         fitted(processes=2, model=Broken())
 
@@ -105,16 +113,29 @@ from cases import BY_NAME
 from training.test_processes import METHOD, network
 if __name__ == "__main__":
     pm.fit(
-        METHOD, network, BY_NAME["mlp"].data(400, batch_size=2), likelihood="categorical", epochs=10,
+        METHOD, network, BY_NAME["mlp"].data(200, batch_size=2), likelihood="categorical", epochs=10,
         processes=2, run_dir={folder!r}, resume=True, backend="loop", progress=False, checkpoint_seconds=0.1,
     )
 """
 
 
+def fitted_long(folder, **options):
+    """What the script does."""
+    return fitted(data=CASE.data(200, batch_size=2), epochs=10, run_dir=folder, **options)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    return fitted_long(folder), epochs_of(folder)
+
+
 @pytest.mark.parametrize("to", ["all", "parent"])
-def test_an_interrupted_run_goes_on(tmp_path, to):
-    """Ctrl-C reaches every process, or the first one alone; each keeps what it has done."""
-    data = CASE.data(400, batch_size=2)
+def test_an_interrupted_run_goes_on(tmp_path, forked, undisturbed, to):
+    """Ctrl-C reaches every process, or the first one alone; each keeps what it has done.
+
+    The script spawns its processes, as fit does.
+    """
     tests = os.path.dirname(os.path.dirname(__file__))
     script = tmp_path / "script.py"
     folder = tmp_path / "run"
@@ -134,11 +155,11 @@ def test_an_interrupted_run_goes_on(tmp_path, to):
     assert not (folder / "posterior-0").exists()
     for number in (1, 3):
         with pytest.raises(CheckpointError, match="was begun with processes=2: go on with that number"):
-            fitted(data=data, epochs=10, processes=number, run_dir=folder, resume=True)
-    subprocess.run([sys.executable, script], check=True, timeout=120)
-    undisturbed = fitted(data=data, epochs=10, run_dir=tmp_path / "one")
-    assert_same(pm.load_posterior(folder, network), undisturbed)
-    several, one = (epochs_of(path) for path in (folder, tmp_path / "one"))
+            fitted_long(folder, processes=number, resume=True)
+    fitted_long(folder, processes=2, resume=True)
+    posterior, one = undisturbed
+    assert_same(pm.load_posterior(folder, network), posterior)
+    several = epochs_of(folder)
     assert [e["epochs_done"] for e in several] == [e["epochs_done"] for e in one]
     assert several[-1]["losses"] == pytest.approx(one[-1]["losses"])
     assert several[-1]["member_epochs"] == pytest.approx(one[-1]["member_epochs"])

@@ -348,6 +348,11 @@ class LatePhase(Method):
         return self, max(1, round(member_epochs))
 
 
+def _of_any_length(problem: Problem) -> Problem:
+    """For members that all see every minibatch: any number of minibatches will do."""
+    return replace(problem, num_minibatches=None)
+
+
 def _copy_first(state: State) -> None:
     """Give all members of a chain what its first one has."""
     for tensor in state.members.stacked.values():
@@ -423,7 +428,7 @@ class BatchEnsemble(Method):
         return True
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:
-        return self._late_phase.init(problem, generator)
+        return self._late_phase.init(_of_any_length(problem), generator)
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
         def together(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
@@ -436,10 +441,7 @@ class BatchEnsemble(Method):
                     optimizer.step(gradients.stacked, batch.cohorts)
             return losses
 
-        in_turns = replace(
-            problem, num_minibatches=None
-        )  # all members see every minibatch: any number will do
-        [phase] = self._late_phase.phases(in_turns, epochs)
+        [phase] = self._late_phase.phases(_of_any_length(problem), epochs)
         optimizers = {name: replace(over, separate_members=False) for name, over in phase.optimizers.items()}
         return [
             replace(

@@ -1,5 +1,9 @@
+import os
 import sys
 from pathlib import Path
+
+# The networks are small: threads would mostly wait for each other, for minutes where the machine is shared.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

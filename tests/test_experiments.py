@@ -136,7 +136,7 @@ def test_hypernetwork_config_has_the_banks_of_table_7():
     ]
 
 
-@pytest.mark.parametrize("script", ["images", "text", "quadratic"])
+@pytest.mark.parametrize("script", ["images", "text", "quadratic", "sensitivity"])
 def test_scripts_of_paper_004_say_what_they_do(script, tmp_path):
     shown = help_of(LATE / f"{script}.py", tmp_path / "help.txt")
     assert "late-phase" in shown.lower() or "quadratic" in shown

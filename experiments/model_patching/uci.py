@@ -45,7 +45,9 @@ def scores(posterior: pm.Posterior, split: Split, draws: int) -> tuple[float, ..
     number = draws if posterior.num_members is None else None
     found = pm.evaluate(judged, split.test, num_members=number, target_scale=scale)
     some = None if posterior.num_members is not None else SOME
-    outputs = torch.cat([outputs for _, outputs, _ in posterior.outputs(split.test.inputs, some)])
+    inputs = split.test.inputs
+    blocks = posterior.outputs(inputs, some, batch_size=len(inputs))  # blocks of draws, not of points
+    outputs = torch.cat([outputs for _, outputs, _ in blocks])
     errors = scale * (outputs.double().flatten(1) - split.test.targets.flatten())
     each = errors.square().mean(1).sqrt().mean()
     density = (0.5 * math.log(PRECISION / (2 * math.pi)) - 0.5 * PRECISION * errors.square()).mean()

@@ -247,7 +247,9 @@ def _loop(function: Callable, members: Members, own: Tree, of_group: Tree) -> An
 
 def _vmap(function: Callable, members: Members, own: Tree, of_group: Tree) -> Any:
     size, groups = members.group_size, members.num_groups
-    of_member, rebuild_member = _flattened((members.stacked, own))
+    scattered = {name: t for name, t in members.stacked.items() if _is_scattered(t)}
+    packed = {name: tensor.contiguous() for name, tensor in scattered.items()}
+    of_member, rebuild_member = _flattened((members.stacked | packed, own))
     of_chain, rebuild_chain = _flattened((members.shared, of_group))
 
     def one_member(*tensors: Tensor) -> Any:
@@ -257,7 +259,10 @@ def _vmap(function: Callable, members: Members, own: Tree, of_group: Tree) -> An
 
     try:
         if size == 1:
-            return vmap(one_member, randomness="error")(*of_member, *of_chain)
+            results = vmap(one_member, randomness="error")(*of_member, *of_chain)
+            for name, tensor in scattered.items():
+                tensor.copy_(packed[name])
+            return results
         # What a group shares is not mapped inside it: vmap folds such a layer into one large batch
         # and computes everything before the first stacked layer once.
         in_dims = (0,) * len(of_member) + (None,) * len(of_chain)
@@ -271,6 +276,16 @@ def _vmap(function: Callable, members: Members, own: Tree, of_group: Tree) -> An
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         raise CannotVectorise((str(error) or type(error).__name__).splitlines()[0]) from error
+
+
+def _is_scattered(tensor: Tensor) -> bool:
+    """Whether a buffer's rows lie apart, as those of the k-th member of every group do.
+
+    BatchNorm under vmap reshapes running statistics to update them: of scattered rows that is a copy, and the
+    update would be lost without a word.
+    """
+    rows = tensor.shape[0]
+    return not tensor.requires_grad and rows > 1 and tensor.stride(0) != tensor.numel() // rows
 
 
 def _flattened(tree: Tree) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tree]]:

@@ -168,6 +168,19 @@ def test_noise_is_relative_to_every_tensor_and_statistics_are_copied():
     assert torch.equal(stacked["1.running_var"][5], before["1.running_var"])
 
 
+@pytest.mark.parametrize("weights", ["batch_norm", "rank_one"])
+def test_backends_agree_on_several_chains_and_data_sets(weights):
+    """Running statistics of the k-th members of all chains lie apart in memory."""
+    method = pm.methods.DeepEnsemble(2, of=pm.methods.LatePhase(3, 1, weights, noise=0.1, optimizer=SGD))
+    both = {}
+    for backend in ("loop", "vmap"):
+        found = fitted(method, small_net, data=[data(24), data(17)], backend=backend, epochs=3)
+        both[backend] = [block.member(i) for p in found for block in p.draw() for i in range(2)]
+    for loop, vmap in zip(both["loop"], both["vmap"], strict=True):
+        for name, tensor in loop.items():
+            torch.testing.assert_close(vmap[name], tensor, rtol=1e-8, atol=1e-10)
+
+
 def test_schedule_runs_over_the_whole_training():
     rates = []
     schedule = pm.schedules.Linear(0, 4, 0.0)

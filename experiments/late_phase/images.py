@@ -123,20 +123,22 @@ def main() -> None:
             / f"{options.network}-{label}-{options.images}-{options.augment}-{options.epochs}",
             resume=True,
         )
-        found = torch.tensor([scores(p, split, foreign, seen) for p in posteriors], dtype=torch.float64)
-        error = found.std(0) / math.sqrt(len(found))
-        values = [f"{float(v):.4f}" for pair in zip(found.mean(0), error, strict=True) for v in pair]
-        first = posteriors[0]
-        seconds = round(first.record["training_seconds"])
-        row = (
-            *(options.network, label, options.seeds, options.images, options.augment),
-            *(options.epochs, options.batch_size),
-            *(first.num_members, seconds, *values),
-        )
-        print(dict(zip(COLUMNS, row, strict=True)), flush=True)
-        exists = options.results.exists()
-        with options.results.open("a", newline="") as file:
-            csv.writer(file).writerows([row] if exists else [COLUMNS, row])
+        judged = {label: posteriors}
+        if label == "base" and options.seeds > 1:
+            judged["base, ensemble"] = [pm.merge(posteriors)]  # of the networks of all seeds: one, no error
+        for row_label, of_label in judged.items():
+            found = torch.tensor([scores(p, split, foreign, seen) for p in of_label], dtype=torch.float64)
+            error = found.std(0) / math.sqrt(len(found)) if len(found) > 1 else found[0] * math.nan
+            values = [f"{float(v):.4f}" for pair in zip(found.mean(0), error, strict=True) for v in pair]
+            row = (
+                *(options.network, row_label, len(of_label), options.images, options.augment),
+                *(options.epochs, options.batch_size, of_label[0].num_members),
+                *(round(posteriors[0].record["training_seconds"]), *values),
+            )
+            print(dict(zip(COLUMNS, row, strict=True)), flush=True)
+            exists = options.results.exists()
+            with options.results.open("a", newline="") as file:
+                csv.writer(file).writerows([row] if exists else [COLUMNS, row])
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class LatePhase:
         self._check_split("member_parameters()")
         chosen = self._members if member is None else [self._members[member]]
         names = (() if factors else self._late.own) + (() if factors is False else self._factors)
-        return [own[name] for own in chosen for name in names]  # type: ignore[misc]
+        return [own[name] for own in chosen for name in names]  # type: ignore[misc]  # these are parameters
 
     # --- the algorithm ------------------------------------------------------------------------
 
@@ -298,7 +298,8 @@ class LatePhase:
                 for attribute in [n for n, parameter in layer._parameters.items() if parameter is matrix]:
                     self._orders.setdefault(path, list(layer._parameters))
                     parametrize.register_parametrization(layer, attribute, factors)
-                    self._places[name] = (layer.parametrizations[attribute], "original")  # type: ignore
+                    lists: Any = layer.parametrizations  # torch adds it untyped
+                    self._places[name] = (lists[attribute], "original")
             self._places |= {LEFT + name: (factors, "left"), RIGHT + name: (factors, "right")}
 
 
@@ -315,7 +316,8 @@ def _remove_factors(module: nn.Module, orders: Mapping[str, Sequence[str]]) -> N
     """Make layers plain: the matrices that were multiplied are parameters again, in the order of before."""
     for path, order in orders.items():
         layer = module.get_submodule(path)
-        parameters = {name: chain.original for name, chain in layer.parametrizations.items()}  # type: ignore
+        chains: Any = layer.parametrizations  # torch adds it untyped
+        parameters = {name: chain.original for name, chain in chains.items()}
         # Not torch's remove_parametrizations: copies share a class, and it would take the weights of all.
         del layer._modules["parametrizations"]
         layer.__class__ = type(layer).__bases__[0]

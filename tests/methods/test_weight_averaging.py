@@ -64,6 +64,21 @@ def test_running_statistics_are_those_of_the_average():
     torch.testing.assert_close(averaged["1.running_var"], variance)
 
 
+def test_a_layer_that_is_never_called_has_no_statistics_to_estimate():
+    class Spare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.spare = network(norm=True), nn.BatchNorm1d(3).double()
+
+        def forward(self, x):
+            return self.body(x)
+
+    [averaged] = rows(fitted(pm.methods.SWA(SINGLE, start=2), Spare()))
+    [expected] = rows(fitted(pm.methods.SWA(SINGLE, start=2), network(norm=True)))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(averaged[f"body.{name}"], tensor)
+
+
 def test_every_draw_of_swag_has_statistics_of_its_own():
     method = pm.methods.SWAG(SINGLE, start=1, num_draws=3, rank=4)
     posterior = fitted(method, network(norm=True))

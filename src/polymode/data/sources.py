@@ -235,7 +235,7 @@ class LoaderData(Data):
                     "examples itself and would not follow it. Use torch.utils.data.Subset for a part of the "
                     "data, or sample weights for unequal shares."
                 )
-            self.num_examples = len(loader.dataset)  # type: ignore[arg-type]
+            self.num_examples = len(loader.dataset)  # type: ignore[arg-type]  # map-style: it has one
             batch_sampler_size = getattr(loader.batch_sampler, "batch_size", None)
             self.batch_size = loader.batch_size or batch_sampler_size or 1
         else:
@@ -260,7 +260,7 @@ class LoaderData(Data):
         workers = self.loader.num_workers
         rebuilt = DataLoader(
             _Seeded(self.loader.dataset),
-            batch_sampler=(  # type: ignore[arg-type]
+            batch_sampler=(  # type: ignore[arg-type]  # pairs: _Seeded takes them
                 list(zip(index.tolist(), seed.tolist(), strict=True))
                 for index, seed in zip(indices, seeds, strict=False)
             ),

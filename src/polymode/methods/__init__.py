@@ -1,11 +1,12 @@
 """The methods, one file each."""
 
 from polymode.methods.anchored import Anchored
+from polymode.methods.batch_ensemble import BatchEnsemble
 from polymode.methods.configuration import make_method
 from polymode.methods.counting import ParameterCount, parameter_counts
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.hmc import HMC
-from polymode.methods.late_phase import BatchEnsemble, LatePhase
+from polymode.methods.late_phase import LatePhase
 from polymode.methods.mc_dropout import MCDropout
 from polymode.methods.model_patching import ECMP, EMP, DropConnect
 from polymode.methods.registry import COMPARED, METHODS

@@ -205,7 +205,7 @@ class LatePhase(Method):
                 seen.append(losses)
             # The base gradient of a round that the end of the data cuts short is dropped.
             if has_base and self.base_scale and len(batches) == count:
-                _step_base(state, total, self.base_scale, batches[-1])
+                step_base(state, total, self.base_scale, batches[-1])
             return torch.stack(seen).nanmean(0)
 
         return round_
@@ -348,11 +348,6 @@ class LatePhase(Method):
         return self, max(1, round(member_epochs))
 
 
-def _of_any_length(problem: Problem) -> Problem:
-    """For members that all see every minibatch: any number of minibatches will do."""
-    return replace(problem, num_minibatches=None)
-
-
 def _copy_first(state: State) -> None:
     """Give all members of a chain what its first one has."""
     for tensor in state.members.stacked.values():
@@ -366,94 +361,8 @@ def _step_late(state: State, gradients: Tensors, batch: Batch, member: int) -> N
             state.optimizers[name].step(gradients, batch.cohorts, member=member)
 
 
-def _step_base(state: State, total: Tensors, scale: float, batch: Batch) -> None:
+def step_base(state: State, total: Tensors, scale: float, batch: Batch) -> None:
+    """Let the base take its step with the gradients of its members, scaled."""
     if scale != 1:
         total = {name: scale * gradient for name, gradient in total.items()}
     state.optimizers["base"].step(total, batch.cohorts)
-
-
-@dataclass(frozen=True)
-class BatchEnsemble(Method):
-    """W_k = θ ∘ u_k v_kᵀ for K members from the beginning, u and v ~ N(1, spread²) (Wen et al. 2020).
-
-    All members see each minibatch; θ follows the mean of their gradients, u_k and v_k their own. What remains
-    is an ensemble that shares all but its factors.
-
-    num_members: K, networks that share the matrices. spread: standard deviation of the factors when they
-    begin. matrices: patterns of the weights that get factors; None takes all but embeddings. prior_std: s of
-    the prior N(0, s²) over the weights of each member, one number, numbers by pattern, or ``priors.FanIn``;
-    None means none. optimizer: any of ``torch.optim``, for all weights. late_optimizer: for the factors; None
-    means the same, and either way they carry no weight decay. schedule: a function of ``Progress`` that
-    multiplies the learning rates. keep: "last", "best" (by validation) or a ``KeepBest``.
-    """
-
-    name: ClassVar[str] = "batch_ensemble"
-    summary: ClassVar[str] = "K members of shared matrices, each with rank-one factors"
-    cost: ClassVar[str] = "num_members member-epochs an epoch; two vectors a matrix and member; K passes"
-    kept: ClassVar[str] = "shared weights once and K times the factors"
-
-    num_members: int = 4
-    spread: float = 0.5
-    matrices: Where | None = None
-    prior_std: PriorStd | None = None
-    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
-    late_optimizer: Optimizer | None = None
-    schedule: Schedule = Constant()
-    keep: Keep = "last"
-
-    def __post_init__(self) -> None:
-        require(0 <= self.spread < math.inf, f"spread must be a number of at least 0, got {self.spread!r}.")
-        object.__setattr__(self, "matrices", self._late_phase.matrices)  # checks everything else, too
-
-    @property
-    def _late_phase(self) -> LatePhase:
-        """The same with T₀ = 0, whose members take minibatches in turns."""
-        return LatePhase(
-            self.num_members,
-            start=0,
-            weights="rank_one",
-            head=False,
-            matrices=self.matrices,
-            noise=self.spread,
-            prior_std=self.prior_std,
-            optimizer=self.optimizer,
-            late_optimizer=self.late_optimizer,
-            schedule=self.schedule,
-            keep=self.keep,
-            keep_members=True,
-        )
-
-    @property
-    def can_average(self) -> bool:
-        return True
-
-    def init(self, problem: Problem, generator: torch.Generator) -> State:
-        return self._late_phase.init(_of_any_length(problem), generator)
-
-    def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
-        def together(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
-            [batch] = batches
-            losses, gradients = objective.losses_and_gradients(state, batch)
-            for name, optimizer in state.optimizers.items():
-                if name == "base":
-                    _step_base(state, dict(gradients.shared), 1 / self.num_members, batch)
-                else:
-                    optimizer.step(gradients.stacked, batch.cohorts)
-            return losses
-
-        [phase] = self._late_phase.phases(_of_any_length(problem), epochs)
-        optimizers = {name: replace(over, separate_members=False) for name, over in phase.optimizers.items()}
-        return [
-            replace(
-                phase, name="train", step=together, optimizers=optimizers, batches=1, cost=self.num_members
-            )
-        ]
-
-    def posterior(self, problem: Problem, state: State) -> Posterior:
-        return self._late_phase.posterior(problem, state)
-
-    def num_parameters(self, module: nn.Module) -> int:
-        return self._late_phase.num_parameters(module)
-
-    def for_budget(self, member_epochs: float) -> tuple[Self, int]:
-        return self, max(1, round(member_epochs / self.num_members))

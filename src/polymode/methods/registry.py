@@ -1,9 +1,10 @@
 """The methods by name. METHODS is what the command line, the tests and the docs read."""
 
 from polymode.methods.anchored import Anchored
+from polymode.methods.batch_ensemble import BatchEnsemble
 from polymode.methods.deep_ensemble import DeepEnsemble
 from polymode.methods.hmc import HMC
-from polymode.methods.late_phase import BatchEnsemble, LatePhase
+from polymode.methods.late_phase import LatePhase
 from polymode.methods.mc_dropout import MCDropout
 from polymode.methods.model_patching import ECMP, EMP, DropConnect
 from polymode.methods.sequential_anchored import SequentialAnchored

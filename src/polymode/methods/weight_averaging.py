@@ -5,6 +5,7 @@ Simple Baseline for Bayesian Uncertainty in Deep Learning" (SWAG), 2019.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -71,7 +72,8 @@ class _Averaging(Method):
             EPOCHS: torch.zeros(1, dtype=torch.int64),
             EXAMPLES: torch.zeros(1, dtype=torch.int64),
         }
-        for name in _estimated(problem):
+        owned = state.members.stacked.keys()  # a layer that is never called has nothing to estimate
+        for name in (name for name in _estimated(problem) if name in owned):
             state.common[STATISTICS + name] = torch.zeros_like(_by_chain(state, name))
         return state
 
@@ -111,13 +113,13 @@ class _Averaging(Method):
             f"{self.name} needs {self._least} or more epochs to average, start={self.start} leaves {left}.",
         )
 
+    @abstractmethod
     def _collect(self, state: State, number: int) -> None:
         """Take in the weights of the ``number``-th epoch that is averaged."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _finished(self, problem: Problem, trained: Phase, others: list[Phase], collected: int) -> list[Phase]:
         """The training, in which so many epochs are collected, with what follows on it, and the others."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -251,9 +253,8 @@ class SWAG(_Averaging):
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
         drawn = []
-        for number, block in enumerate(
-            state.finished.blocks or [state.members]
-        ):  # one, where it was cut short
+        blocks = state.finished.blocks or [state.members]  # one, where training was cut short
+        for number, block in enumerate(blocks):
             members = rows_of(block, 0, block.num_members)
             labels = members.labels.clone()
             labels[:, 2] += number * block.num_members

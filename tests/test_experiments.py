@@ -90,7 +90,7 @@ def write_help(script, note):
 def help_of(script, note):
     """What a script says about itself, in a process of its own."""
     process = fork(write_help, script, note)
-    process.join(timeout=120)
+    process.join(timeout=300)
     assert process.exitcode == 0
     return note.read_text()
 

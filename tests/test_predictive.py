@@ -319,7 +319,7 @@ def test_memory_does_not_grow_with_draws(tmp_path):
     """1,000 draws × 20,000 points × 3 classes would be 480 MB in float64; 200 draws 96 MB."""
     for number in (100, 1000):
         process = fork(note_memory, number, tmp_path / str(number))
-        process.join(timeout=120)
+        process.join(timeout=300)
         assert process.exitcode == 0
     few, many = (float((tmp_path / str(number)).read_text()) for number in (100, 1000))
     assert many < few + 40, (few, many)

@@ -5,10 +5,13 @@ the other members of its group (``shared``, group axis first). A group is one ch
 one data set: nothing is ever shared or averaged across groups.
 """
 
-from collections.abc import Callable, Sequence
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -173,43 +176,71 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts))
 
 
-@dataclass(frozen=True)
-class _Structure:
-    """ties: pairs (other name, first name) of tensors held under several names; dropouts: noise layers."""
-
-    ties: list[tuple[str, str]]
-    dropouts: list[SeededDropout]
+def copied_module(module: nn.Module) -> nn.Module:
+    """Copy a module's structure; parameters and buffers are the module's own."""
+    own = (*module.parameters(), *module.buffers())
+    return copy.deepcopy(module, {id(tensor): tensor for tensor in own})
 
 
-# Looked up once a module: searching it on every call would cost more than a small network does.
-_STRUCTURES: "WeakKeyDictionary[nn.Module, _Structure]" = WeakKeyDictionary()
+class _Runner:
+    """A copy of a module that one call at a time may use.
 
+    While ``functional_call`` runs, the weights in the module's place are those of one caller, and dropout
+    layers count their calls: two threads in one module would predict with each other's weights.
+    """
 
-def _structure(module: nn.Module) -> _Structure:
-    if module not in _STRUCTURES:
+    def __init__(self, module: nn.Module) -> None:
+        self.module = copied_module(module)
+        self.ties: list[tuple[str, str]] = []  # (other name, first name) of tensors under several names
         first: dict[int, str] = {}
-        ties = []
         for named in (module.named_parameters, module.named_buffers):
             for name, tensor in named(remove_duplicate=False):
                 if first.setdefault(id(tensor), name) != name:
-                    ties.append((name, first[id(tensor)]))
-        dropouts = [part for part in module.modules() if isinstance(part, SeededDropout)]
-        _STRUCTURES[module] = _Structure(ties, dropouts)
-    return _STRUCTURES[module]
+                    self.ties.append((name, first[id(tensor)]))
+        pairs = zip(module.modules(), self.module.modules(), strict=True)
+        self.pairs = [(ref(original), part) for original, part in pairs]
+        self.dropouts = [part for part in self.module.modules() if isinstance(part, SeededDropout)]
+
+    def begin(self) -> None:
+        """Take the mode that the original is in now, part by part, and count dropout masks from 0."""
+        for original, part in self.pairs:
+            part.training = original().training  # type: ignore[union-attr]  # alive: the caller holds it
+        for layer in self.dropouts:
+            layer.calls = 0
+
+
+# Runners that nobody uses at the moment: as many are made as calls have ever run at once. The modules
+# themselves are never run, so that they can be copied while others predict.
+_IDLE: "WeakKeyDictionary[nn.Module, deque[_Runner]]" = WeakKeyDictionary()
+
+
+@contextmanager
+def _runner_of(module: nn.Module) -> Iterator[_Runner]:
+    idle = _IDLE.setdefault(module, deque())
+    try:
+        runner = idle.pop()
+    except IndexError:
+        runner = _Runner(module)
+    try:
+        yield runner
+    finally:
+        idle.append(runner)
 
 
 def call_module(module: nn.Module, weights: Tensors, inputs: Tree) -> Tree:
-    """Call ``module`` with other weights: a tuple is passed as ``*args``, a dictionary as ``**kwargs``."""
-    structure = _structure(module)
-    for layer in structure.dropouts:
-        layer.calls = 0
-    for name, first in structure.ties:
-        if first in weights:
-            weights = weights | {name: weights[first]}
-    if isinstance(inputs, dict):
-        return functional_call(module, weights, (), inputs, tie_weights=False)
-    arguments = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    return functional_call(module, weights, arguments, tie_weights=False)
+    """Call ``module`` with other weights: a tuple is passed as ``*args``, a dictionary as ``**kwargs``.
+
+    Any number of threads may do so at once.
+    """
+    with _runner_of(module) as runner:
+        runner.begin()
+        for name, first in runner.ties:
+            if first in weights:
+                weights = weights | {name: weights[first]}
+        if isinstance(inputs, dict):
+            return functional_call(runner.module, weights, (), inputs, tie_weights=False)
+        arguments = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+        return functional_call(runner.module, weights, arguments, tie_weights=False)
 
 
 def map_members(

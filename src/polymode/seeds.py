@@ -1,6 +1,8 @@
 """Seeds derived from what they are for, so that no result depends on what else was drawn."""
 
 import hashlib
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -77,22 +79,36 @@ def draw_seed(generator: torch.Generator) -> int:
     return int(torch.randint(2**62, (), generator=generator))
 
 
+# There is one global random state for all threads: who seeds it keeps the others out until it is restored.
+_global_state = threading.RLock()
+
+
+def _unlock_in_child() -> None:
+    global _global_state
+    _global_state = threading.RLock()  # the thread that held it does not exist in a forked process
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
+
+
 @contextmanager
 def global_seed(seed: int) -> Iterator[None]:
-    """Seed the global generators inside the block and restore them after it.
+    """Seed the global generators inside the block and restore them after it; one thread at a time.
 
     Code of the user's that draws from the global state (a model factory, ``F.dropout``) is the
     only reason to touch it.
     """
-    cuda = torch.cuda.is_initialized()
-    saved, saved_cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if cuda else []
-    # torch.manual_seed would also queue a call for every kind of device that is not initialised.
-    torch.default_generator.manual_seed(seed)
-    if cuda:
-        torch.cuda.manual_seed_all(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(saved)
+    with _global_state:
+        cuda = torch.cuda.is_initialized()
+        saved, saved_cuda = torch.get_rng_state(), torch.cuda.get_rng_state_all() if cuda else []
+        # torch.manual_seed would also queue a call for every kind of device that is not initialised.
+        torch.default_generator.manual_seed(seed)
         if cuda:
-            torch.cuda.set_rng_state_all(saved_cuda)
+            torch.cuda.manual_seed_all(seed)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(saved)
+            if cuda:
+                torch.cuda.set_rng_state_all(saved_cuda)

@@ -216,7 +216,7 @@ def test_a_run_that_was_cut_goes_on_to_the_same_bits(tmp_path, undisturbed, numb
     run = tmp_path / "out/deep_ensemble"
     wait_for_epochs(run / "events.jsonl", 20, process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     if number == signal.SIGKILL:
         assert process.returncode == -signal.SIGKILL
     else:
@@ -244,7 +244,7 @@ def test_a_termination_counts_where_ctrl_c_is_ignored(tmp_path):
     time.sleep(0.3)
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "Interrupted" in errors
     assert (tmp_path / "out/deep_ensemble/checkpoint/checkpoint.json").exists()

@@ -25,7 +25,7 @@ def network_for(method: str) -> str:
 
 def finish(method, network, folder) -> None:
     process = fork(worker.main, method, network, folder)
-    process.join(timeout=120)
+    process.join(timeout=300)
     assert process.exitcode == 0
 
 

@@ -212,7 +212,7 @@ def fit_in_little_room(folder, note):
 def test_no_room_for_a_checkpoint_is_said_and_nothing_earlier_is_lost(tmp_path):
     folder, note = tmp_path / "run", tmp_path / "note.txt"
     process = fork(fit_in_little_room, folder, note)  # which keeps the limit to itself
-    process.join(timeout=120)
+    process.join(timeout=300)
     assert process.exitcode == 0
     said = note.read_text()
     assert "cannot be written" in said

@@ -148,7 +148,7 @@ def test_an_interrupted_run_goes_on(tmp_path, forked, undisturbed, to):
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.send_signal(signal.SIGINT)  # a scheduler tells the first process only
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode != 0
     assert b"KeyboardInterrupt" in errors
     assert len(list(folder.glob("processes/*/checkpoint/state-*"))) >= 2

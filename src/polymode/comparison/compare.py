@@ -18,6 +18,7 @@ from polymode.reference import Reference
 from polymode.storage import FORMAT_VERSION, finite, read_json, write_json, write_tensors, write_text
 from polymode.surgery import Model
 from polymode.training import Epoch, Method, epochs_of, fit
+from polymode.training.arithmetic import with_threads
 from polymode.training.fit import usable_device
 from polymode.training.folder import hardware, versions
 from polymode.training.method import describe
@@ -47,6 +48,7 @@ def compare(
     seeds: Sequence[int] = (0,),
     device: torch.device | str | None = None,
     backend: Any = "auto",
+    threads: int | None = None,
     precision: Precision = "full",
     processes: int = 1,
     num_draws: int = 100,
@@ -65,7 +67,7 @@ def compare(
     a trusted posterior predicts for the test data of the only split; distances to it become columns. options:
     what the comparison depends on, kept in its manifest; a folder of another is refused. run_options: the
     same of a run, from its method and epochs. network: what builds the model again. observers: makes the
-    observer of each run. device, backend, precision, processes: as ``fit`` has them.
+    observer of each run. device, backend, threads, precision, processes: as ``fit`` has them.
     """
     require(len(methods) > 0, "There are no methods to compare.")
     require(len(seeds) > 0, "There are no seeds.")
@@ -88,6 +90,7 @@ def compare(
             epochs=epochs,
             device=device,
             backend=backend,
+            threads=threads,
             precision=precision,
             processes=min(processes, sized.num_chains),
             title=label,
@@ -130,6 +133,7 @@ def fit_replicates(
     epochs: int,
     device: torch.device | str | None,
     backend: Any,
+    threads: int | None = None,
     precision: Precision = "full",
     processes: int = 1,
     title: str,
@@ -157,6 +161,7 @@ def fit_replicates(
         resume=True,
         device=device,
         backend=backend,
+        threads=threads,
         precision=precision,
         processes=processes,
         title=title,
@@ -194,7 +199,8 @@ def judge_all(
     reporter.say(f"{label}: judging {_count(len(replicates), 'posterior')}")
     found = []
     for index, (posterior, replicate) in enumerate(zip(posteriors, replicates, strict=True)):
-        judgement: Judgement = judge(posterior, replicate.data, ood, reference, num_draws=num_draws)
+        with with_threads(posterior.record.get("threads")):
+            judgement: Judgement = judge(posterior, replicate.data, ood, reference, num_draws=num_draws)
         write_tensors(folder / f"predictions-{index}.safetensors", judgement.predictions)
         found.append(
             {

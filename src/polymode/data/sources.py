@@ -203,15 +203,15 @@ class _Seeded(Dataset):
 
     def __getitem__(self, key: tuple[int, int]) -> Any:
         row, seed = key
-        python_state, numpy_state = random.getstate(), np.random.get_state()
-        random.seed(derive_seed(seed, "python"))
-        np.random.seed(derive_seed(seed, "numpy") % 2**32)
-        try:
-            with global_seed(derive_seed(seed)):
+        with global_seed(derive_seed(seed)):  # first of all: it keeps other threads out
+            python_state, numpy_state = random.getstate(), np.random.get_state()
+            random.seed(derive_seed(seed, "python"))
+            np.random.seed(derive_seed(seed, "numpy") % 2**32)
+            try:
                 return self.dataset[row]
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)
+            finally:
+                random.setstate(python_state)
+                np.random.set_state(numpy_state)
 
 
 class LoaderData(Data):

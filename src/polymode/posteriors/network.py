@@ -10,7 +10,7 @@ from torch._C._functorch import is_batchedtensor
 
 from polymode.errors import CannotVectorise, CheckpointError
 from polymode.likelihoods import Likelihood
-from polymode.members import Backend, Members, Tensors, forward_members
+from polymode.members import Backend, Members, Tensors, copied_module, forward_members
 from polymode.surgery import has_convolutions, match_precision, tensors_of
 from polymode.trees import Tree, leaves, map_tree
 
@@ -79,15 +79,14 @@ class Network:
                 own = [t for t in leaves(outputs) if isinstance(t, Tensor) and is_batchedtensor(t)]
                 sizes.append(sum(t.numel() * t.element_size() for t in own))
 
-            hooks = [part.register_forward_hook(note) for part in self.module.modules()]
+            watched = copied_module(self.module)  # other threads may be predicting with the module
+            for part in watched.modules():
+                part.register_forward_hook(note)
             try:
                 with torch.no_grad():
-                    forward_members(self.module, two, self.arrange(example), backend="vmap")
+                    forward_members(watched, two, self.arrange(example), backend="vmap")
             except (RuntimeError, ValueError, TypeError, IndexError, CannotVectorise):
                 pass  # the pass itself says what is wrong
-            finally:
-                for hook in hooks:
-                    hook.remove()
             known[key] = max(sizes)
         return known[key]
 

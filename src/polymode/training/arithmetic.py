@@ -1,4 +1,4 @@
-"""How floating-point numbers behave while a run trains."""
+"""How a run computes: with how many threads, and what happens to the smallest numbers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,3 +21,15 @@ def without_denormals() -> Iterator[None]:
     finally:
         if changed:
             torch.set_flush_denormal(False)
+
+
+@contextmanager
+def with_threads(number: int | None) -> Iterator[None]:
+    """Compute with so many threads (None: as they are) and give the caller's own number back afterwards."""
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

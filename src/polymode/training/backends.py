@@ -1,8 +1,10 @@
-"""The choice between ``vmap`` and ``loop``: measured once at the start of a run, then kept."""
+"""How a run computes: ``vmap`` or ``loop``, one thread or several; measured once at its start, then kept."""
 
 import math
+import threading
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +14,7 @@ from polymode.data import Data
 from polymode.errors import CannotVectorise, NonFiniteLoss, unknown_name
 from polymode.members import BACKENDS, Backend, Members, forward_members
 from polymode.posteriors.network import Network
+from polymode.training.arithmetic import with_threads
 from polymode.training.method import Method, Phase, build_optimizers
 from polymode.training.objective import Execution
 from polymode.training.setup import SetUp
@@ -20,66 +23,113 @@ from polymode.training.setup import SetUp
 # a member takes longer than this it cannot pay, and trying it needs the activations of all members at once.
 WORTH_VECTORISING = 0.025
 
+# Several threads must be faster than one by this factor. As soon as anybody else computes on the same cores
+# they wait for each other in every operation, and a step takes a multiple of its time; one thread does not.
+WORTH_THREADS = 1.15
+
+REPEATS, REPEAT_SECONDS = 5, 0.2  # of a step that is timed, at most
 TRIAL_DRAWS, TRIAL_EXAMPLES = 8, 32  # to compare backends for prediction with
 
 AnyBackend = Backend | Literal["auto"]
 
+# One thread measures at a time: others would disturb it, and Python's filters of warnings are global.
+_measuring = threading.Lock()
+
 
 @dataclass(frozen=True)
 class Choice:
-    """The backends of training and of prediction, and the seconds a step took with each."""
+    """The backends of training and of prediction, the threads, and the seconds a step took each way."""
 
     training: Backend
     prediction: Backend
+    threads: int
     step_seconds: dict[str, float]
 
 
-def choose_backend(set_up: SetUp, method: Method, source: Data, wanted: AnyBackend) -> Choice:
-    """Take the backend wanted, or the faster of both for one step of the method's first phase."""
+def choose_execution(
+    set_up: SetUp, method: Method, source: Data, wanted: AnyBackend, threads: int | None
+) -> Choice:
+    """Take the backend and the threads that are wanted, or what is fastest for a step of the first phase.
+
+    threads: None chooses between one and as many as PyTorch has now.
+    """
     if wanted not in (*BACKENDS, "auto"):
         raise unknown_name("backend", wanted, (*BACKENDS, "auto"))
-    execution = set_up.problem.execution
-    alone = set_up.state.members.num_members == 1
-    seconds: dict[str, float] = {}
-    if wanted == "loop" or (wanted == "auto" and (alone or execution.uses_global_random)):
-        chosen: Backend = "loop"
-        _step_seconds(set_up, "loop", repeats=0)  # a cold first step is no part of the training's time
-    elif wanted == "vmap":
-        _step_seconds(set_up, "vmap", repeats=0)
-        chosen = "vmap"
-    else:
-        seconds["loop"] = _step_seconds(set_up, "loop")
-        each = seconds["loop"] / set_up.state.members.num_members
-        if execution.device.type != "cpu" or each < WORTH_VECTORISING:
-            try:
-                seconds["vmap"] = _step_seconds(set_up, "vmap")
-            except CannotVectorise as error:
-                warnings.warn(
-                    f"Members run one after another, because vmap cannot run this module: {error.reason}",
-                    stacklevel=4,
-                )
-        chosen = min(BACKENDS, key=lambda name: seconds.get(name, float("inf")))
-    rounded = {name: float(f"{value:.3g}") for name, value in seconds.items()}
-    return Choice(chosen, _for_prediction(set_up, method, source, chosen, wanted), rounded)
+    with _measuring:
+        counts = _counts(set_up.problem.execution, threads)
+        seconds = _seconds(set_up, wanted, counts)
+        few, many = _fastest(seconds, counts[0]), _fastest(seconds, counts[-1])
+        backend, number = many if seconds[many] * WORTH_THREADS <= seconds[few] < math.inf else few
+        with with_threads(number):
+            prediction = _for_prediction(set_up, method, source, backend, wanted)
+    told = {
+        f"{name}, {count} threads" if count > 1 else name: float(f"{value:.3g}")
+        for (name, count), value in seconds.items()
+        if math.isfinite(value)
+    }
+    return Choice(backend, prediction, number, told)
 
 
-def _step_seconds(set_up: SetUp, backend: Backend, repeats: int = 3) -> float:
-    """Best time of one step, on a copy of the state; infinite without repeats or when it diverges."""
+def _fastest(seconds: Mapping[tuple[Backend, int], float], threads: int) -> tuple[Backend, int]:
+    """The fastest way with so many threads; the first where none could be timed."""
+    return min((way for way in seconds if way[1] == threads), key=lambda way: seconds[way])
+
+
+def _counts(execution: Execution, threads: int | None) -> list[int]:
+    """Numbers of threads to choose from, the fewest first."""
+    if threads is not None:
+        return [threads]
+    available = torch.get_num_threads()
+    return sorted({1, available}) if execution.device.type == "cpu" else [available]
+
+
+def _seconds(set_up: SetUp, wanted: AnyBackend, counts: Sequence[int]) -> dict[tuple[Backend, int], float]:
+    """Time of a step with every backend that may be taken and every number of threads."""
+    execution, num_members = set_up.problem.execution, set_up.state.members.num_members
+    if wanted != "auto" or num_members == 1 or execution.uses_global_random:
+        only: Backend = "loop" if wanted == "auto" else wanted
+        # A cold first step is no part of the training's time, even where there is nothing to choose.
+        return _step_seconds(set_up, only, counts, repeats=REPEATS if len(counts) > 1 else 0)
+    seconds = _step_seconds(set_up, "loop", counts)
+    if execution.device.type != "cpu" or min(seconds.values()) / num_members < WORTH_VECTORISING:
+        try:
+            seconds |= _step_seconds(set_up, "vmap", counts)
+        except CannotVectorise as error:
+            warnings.warn(
+                f"Members run one after another, because vmap cannot run this module: {error.reason}",
+                stacklevel=6,
+            )
+    return seconds
+
+
+def _step_seconds(
+    set_up: SetUp, backend: Backend, counts: Sequence[int], repeats: int = REPEATS
+) -> dict[tuple[Backend, int], float]:
+    """Best time of one step, on a copy of the state; infinite without repeats or when it diverges.
+
+    The numbers of threads take turns, so that what a neighbour does falls on all of them.
+    """
     phase, problem = set_up.phases[0], set_up.problem
     problem.execution.backend = backend
     state = set_up.state.trial_copy()
     build_optimizers(state, phase, set_up.batches.cohorts, problem.exempt)
     problem.network.train()
     batches = [set_up.arranged(batch) for batch in next(iter(set_up.batches.epoch(0, phase.batches)))]
-    timings: list[float] = []
-    # The first call is cold: it imports, loads kernels and touches memory, for seconds on a busy machine.
+    rounds: list[list[float]] = []
+    # The first round is cold: it imports, loads kernels and touches memory, for seconds on a busy machine.
     # It must never decide, so there is always a second; a step that takes long is not repeated further.
-    while len(timings) <= repeats and (len(timings) < 2 or sum(timings[1:]) < 0.2):
-        began = time.perf_counter()
-        if not _quiet_step(phase, state, batches, problem.execution):
-            return float("inf")
-        timings.append(time.perf_counter() - began)
-    return min(timings[1:], default=float("inf"))
+    while len(rounds) <= repeats and (len(rounds) < 2 or sum(map(sum, rounds[1:])) < REPEAT_SECONDS):
+        rounds.append([])
+        for count in counts:
+            with with_threads(count):
+                began = time.perf_counter()
+                if not _quiet_step(phase, state, batches, problem.execution):
+                    return {(backend, n): math.inf for n in counts}
+                rounds[-1].append(time.perf_counter() - began)
+    return {
+        (backend, count): min((timings[place] for timings in rounds[1:]), default=math.inf)
+        for place, count in enumerate(counts)
+    }
 
 
 def _quiet_step(phase: Phase, state, batches, execution: Execution) -> bool:

@@ -35,7 +35,8 @@ class _Part:
     folder: Path
     backend: AnyBackend
     checkpoint_seconds: float
-    threads: int
+    threads: int | None  # as ``fit`` was told
+    most_threads: int  # to choose from otherwise
 
 
 class _Messages(Silent):
@@ -82,6 +83,7 @@ def run_in_processes(
     processes: int,
     *,
     backend: AnyBackend,
+    threads: int | None,
     reporter: Reporter,
     checkpoint_seconds: float,
     title: str,
@@ -94,7 +96,8 @@ def run_in_processes(
     """
     if folder is None:
         with TemporaryDirectory(prefix="polymode-") as temporary:
-            parts = _run_parts(job, Path(temporary), processes, backend, reporter, checkpoint_seconds, title)
+            at = Path(temporary)
+            parts = _run_parts(job, at, processes, backend, threads, reporter, checkpoint_seconds, title)
             return [_in_memory(posterior) for posterior in _joined(job, parts, processes)]
     made = set_up(job, None)  # finds bad input before any process begins
     run_folder = RunFolder(folder, job.signature(made.problem.network, made.owned), options)
@@ -104,7 +107,8 @@ def run_in_processes(
             return _stored(job, run_folder)
         run_folder.check_processes(processes)
         run_folder.began({"processes": processes}, "begin")
-        parts = _run_parts(job, folder / PARTS, processes, backend, reporter, checkpoint_seconds, title)
+        at = folder / PARTS
+        parts = _run_parts(job, at, processes, backend, threads, reporter, checkpoint_seconds, title)
         _join_events(run_folder, parts)
         run_folder.finish(_joined(job, parts, processes))
         shutil.rmtree(folder / PARTS)  # all of it is in the posteriors now
@@ -139,11 +143,11 @@ def _run_parts(
     folder: Path,
     processes: int,
     backend: AnyBackend,
+    threads: int | None,
     reporter: Reporter,
     checkpoint_seconds: float,
     title: str,
 ) -> list[_Part]:
-    threads = max(1, torch.get_num_threads() // processes)
     parts = [
         _Part(
             number,
@@ -152,6 +156,7 @@ def _run_parts(
             backend,
             checkpoint_seconds,
             threads,
+            max(1, torch.get_num_threads() // processes),
         )
         for number, chains in enumerate(divided(job.chains, processes))
     ]
@@ -206,13 +211,14 @@ def _stop(workers: Sequence[Any]) -> None:
 
 
 def _work(part: _Part, outbox: Any) -> None:
-    torch.set_num_threads(part.threads)
+    torch.set_num_threads(part.most_threads)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends between two steps, as Ctrl-C does
     try:
         run = Run(part.job, part.folder)
         run.execute(
             part.backend,
             None,
+            threads=part.threads,
             reporter=_Messages(part.number, outbox),
             checkpoint_seconds=part.checkpoint_seconds,
         )

@@ -17,8 +17,8 @@ from polymode.errors import InputError, NonFiniteLoss
 from polymode.posteriors import Posterior, load_posterior, merge
 from polymode.schedules import Progress
 from polymode.seeds import derive_seed, global_seed
-from polymode.training.arithmetic import without_denormals
-from polymode.training.backends import AnyBackend, choose_backend
+from polymode.training.arithmetic import with_threads, without_denormals
+from polymode.training.backends import AnyBackend, choose_execution
 from polymode.training.epoch import Epoch
 from polymode.training.folder import RunFolder, versions
 from polymode.training.interruption import Interruption
@@ -72,17 +72,18 @@ class Run:
         backend: AnyBackend,
         observer: Callable[[Epoch], None] | None,
         *,
+        threads: int | None,
         reporter: Reporter,
         checkpoint_seconds: float,
     ) -> list[Posterior]:
         """Train from wherever the run stands to its end; with a folder, nothing done is ever lost."""
         if self.folder is None:
             with without_denormals():
-                return self._run(None, backend, observer, reporter, checkpoint_seconds)
+                return self._run(None, backend, threads, observer, reporter, checkpoint_seconds)
         folder = RunFolder(self.folder, self.signature, self.options)
         with folder.lock(), without_denormals():
             if not folder.is_finished:
-                return self._run(folder, backend, observer, reporter, checkpoint_seconds)
+                return self._run(folder, backend, threads, observer, reporter, checkpoint_seconds)
             reporter.skip(self.title)
             stored = (load_posterior(path, self.job.model) for path in folder.posteriors())
             return [posterior.to(self.job.device) for posterior in stored]
@@ -91,20 +92,33 @@ class Run:
         self,
         folder: RunFolder | None,
         backend: AnyBackend,
+        threads: int | None,
         observer: Callable[[Epoch], None] | None,
         reporter: Reporter,
         checkpoint_seconds: float,
     ) -> list[Posterior]:
         if folder is not None:
             folder.check_processes(1)
-        if folder is not None and folder.checkpoints.exist:
-            self._restore(folder.checkpoints.load())
-            folder.began(self.record, "resume", epochs_done=self.position.epochs_done)
+        resumed = folder is not None and folder.checkpoints.exist
+        if folder is not None and resumed:
+            self._restore(folder.checkpoints.load(), threads)
         else:
-            self._choose_backend(backend)
-            if folder is not None:
+            self._choose_execution(backend, threads)
+        with with_threads(self.record["threads"]):
+            if folder is not None and resumed:
+                folder.began(self.record, "resume", epochs_done=self.position.epochs_done)
+            elif folder is not None:
                 folder.began(self.record, "begin")
                 folder.save(self.position.number, self._content())
+            return self._to_the_end(folder, observer, reporter, checkpoint_seconds)
+
+    def _to_the_end(
+        self,
+        folder: RunFolder | None,
+        observer: Callable[[Epoch], None] | None,
+        reporter: Reporter,
+        checkpoint_seconds: float,
+    ) -> list[Posterior]:
         reporter.begin(self.title, round(self.num_epochs), self._passes_done())
         try:
             # What is asked for during the ending waits until everything is written.
@@ -149,14 +163,15 @@ class Run:
                 folder.save(self.position.number, self._content())
                 saved_at = time.monotonic()
 
-    def _choose_backend(self, wanted: AnyBackend) -> None:
+    def _choose_execution(self, backend: AnyBackend, threads: int | None) -> None:
         began = time.perf_counter()
-        choice = choose_backend(self.made, self.job.method, self.job.sources[0], wanted)
+        choice = choose_execution(self.made, self.job.method, self.job.sources[0], backend, threads)
         self.problem.execution.backend = choice.training
         self.problem.execution.prediction_backend = choice.prediction
         self.record |= {
             "backend": choice.training,
             "prediction_backend": choice.prediction,
+            "threads": choice.threads,
             "step_seconds": choice.step_seconds,
             "choice_seconds": round(time.perf_counter() - began, 3),
         }
@@ -223,7 +238,9 @@ class Run:
         phase.end_epoch(self.state)
         scores: dict[str, Tensor] = {}
         if self.job.validation is not None:
-            with global_seed(derive_seed(self.job.seeds[0], "validation", position.epochs_done)):
+            random = self.problem.execution.uses_global_random
+            seed = derive_seed(self.job.seeds[0], "validation", position.epochs_done)
+            with global_seed(seed) if random else nullcontext():
                 scores = validate(self.state, phase.objective, self.batches, self.job.validation)
             if phase.keep is not None and phase.keep.includes(position.epoch):
                 keep_better(self.state, scores[phase.keep.criterion])
@@ -310,7 +327,6 @@ class Run:
             "peak_memory_mb": round(peak_memory(self.job.device) / 2**20),
             "precision": self.job.precision,
             "device": str(self.job.device),
-            "threads": torch.get_num_threads(),
             "versions": versions(),
             "findings": self._findings(data_set),
             "history": self.history,
@@ -337,10 +353,10 @@ class Run:
             "record": self.record,
             "history": self.history,
             "seconds": self.seconds,
-            "threads": torch.get_num_threads(),
+            "threads": self.record["threads"],
         }
 
-    def _restore(self, content: dict[str, Any]) -> None:
+    def _restore(self, content: dict[str, Any], threads: int | None) -> None:
         self.position = Position(**content["position"])
         if self.position.entered:
             self._build_optimizers(self.phases[self.position.phase])
@@ -351,10 +367,11 @@ class Run:
         self.seconds = content["seconds"]
         self.problem.execution.backend = self.record["backend"]
         self.problem.execution.prediction_backend = self.record["prediction_backend"]
-        if content["threads"] != torch.get_num_threads():
+        self.record["threads"] = threads or content["threads"]
+        if self.record["threads"] != content["threads"]:
             warnings.warn(
-                f"The run began with {content['threads']} threads and goes on with "
-                f"{torch.get_num_threads()}: its last bits may differ from an undisturbed run.",
+                f"The run began with threads={content['threads']} and goes on with threads={threads}: its "
+                "last bits may differ from those of an undisturbed run.",
                 stacklevel=4,
             )
 

@@ -95,7 +95,7 @@ def always_eval(module: nn.Module) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Probe:
-    """What one training pass through a copy of the template shows."""
+    """What a pass through a copy of the template shows, in training and in evaluation mode."""
 
     outputs: Tree
     changed: frozenset[str]
@@ -103,7 +103,7 @@ class Probe:
 
 
 def probe(template: nn.Module, inputs: Tree) -> Probe:
-    """Run the template once in training mode, on a copy, and see what it does.
+    """Run a copy of the template in training mode, and then in evaluation mode, and see what it does.
 
     A buffer that changes (running statistics) belongs to each member; one that does not is a
     constant of the template.
@@ -118,13 +118,15 @@ def probe(template: nn.Module, inputs: Tree) -> Probe:
         states = _random_states()
         try:
             outputs = trial(**inputs) if isinstance(inputs, dict) else trial(*_arguments(inputs))
+            after = {name: tensor.clone() for name, tensor in tensors_of(trial).items()}
+            trial.eval()  # what it does when it is validated
+            trial(**inputs) if isinstance(inputs, dict) else trial(*_arguments(inputs))
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             shapes = map_tree(lambda t: f"{list(t.shape)} {t.dtype}", inputs)
             raise InputError(
                 f"The network cannot run on a batch of the data, inputs {shapes}: {error}"
             ) from error
         uses_global_random = any(not torch.equal(a, b) for a, b in zip(states, _random_states(), strict=True))
-    after = tensors_of(trial)
     changed = frozenset(name for name in before if not torch.equal(before[name], after[name]))
     return Probe(outputs, changed, uses_global_random)
 

@@ -15,6 +15,7 @@ from polymode import metrics
 from polymode.errors import InputError
 from polymode.metrics.diversity import disagreement_matrix
 from polymode.metrics.ood import uncertainty
+from polymode.metrics.ranks import ranks_of, rounding_of
 
 
 @pytest.fixture
@@ -124,8 +125,8 @@ def test_regression_scores():
 @pytest.mark.parametrize("ties", [False, True])
 def test_ood_scores_against_scikit_learn(ties):
     generator = torch.Generator().manual_seed(2)
-    ordinary = torch.randn(300, generator=generator) * 10
-    foreign = torch.randn(200, generator=generator) * 10 + 10
+    ordinary = torch.randn(300, generator=generator).double() * 10
+    foreign = torch.randn(200, generator=generator).double() * 10 + 10
     if ties:
         ordinary, foreign = ordinary.round(), foreign.round()
     scores = torch.cat([ordinary, foreign]).numpy()
@@ -135,6 +136,65 @@ def test_ood_scores_against_scikit_learn(ties):
     assert ours.aupr == pytest.approx(sk.average_precision_score(labels, scores), abs=1e-6)
     false_positive, true_positive, _ = sk.roc_curve(labels, scores, drop_intermediate=False)
     assert ours.fpr95 == pytest.approx(false_positive[true_positive >= 0.95].min(), abs=1e-6)
+
+
+def test_ranks_against_a_naive_loop():
+    values = torch.randn(400, generator=torch.Generator().manual_seed(6), dtype=torch.float64).round(
+        decimals=2
+    )
+    for tolerance in (0.0, 0.015, 0.1, 10.0):
+        first, rank, expected = None, -1, {}
+        for value in sorted(set(values.tolist())):
+            if first is None or value > first + tolerance:
+                first, rank = value, rank + 1
+            expected[value] = rank
+        assert ranks_of(values, tolerance).tolist() == [expected[value] for value in values.tolist()]
+    steps = 1 + 0.5 * rounding_of(torch.ones(1)) * torch.arange(7)
+    assert ranks_of(steps).tolist() == [0, 0, 0, 1, 1, 1, 2], "ties do not chain"
+    assert ranks_of(torch.tensor([3, 1, 3, 2])).tolist() == [2, 0, 2, 1]
+    with pytest.raises(InputError, match="1 of 2 scores are NaN or infinite"):
+        ranks_of(torch.tensor([0.0, math.nan]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_does_not_decide_scores_by_rank(dtype):
+    """Scores with many ties, and the same with a noise of some ulps, as if from other kernels."""
+    generator = torch.Generator().manual_seed(7)
+    ordinary = torch.randint(60, (300,), generator=generator).to(dtype) / 30
+    foreign = torch.randint(10, 70, (200,), generator=generator).to(dtype) / 30
+    errors = torch.randint(2, (300,), generator=generator)
+    p = 0.55 + ordinary / 5  # the confidence of two classes
+    probabilities = torch.stack([p, 1 - p], -1)
+
+    def noisy(values):
+        ulps = torch.randint(-4, 5, values.shape, generator=generator)
+        return values + ulps * torch.finfo(dtype).eps * values.abs().clamp(min=1)
+
+    expected = metrics.ood_scores(ordinary, foreign)
+    risks = metrics.risk_coverage(ordinary, errors)[1]
+    gap = metrics.ece(probabilities, errors, 7, "mass")
+    for _ in range(5):
+        assert metrics.ood_scores(noisy(ordinary), noisy(foreign)) == expected
+        assert torch.equal(metrics.risk_coverage(noisy(ordinary), errors)[1], risks)
+        p = noisy(probabilities[:, 0])
+        found = metrics.ece(torch.stack([p, 1 - p], -1), errors, 7, "mass")
+        assert found == pytest.approx(gap, abs=16 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("num_classes", [2, 10, 300])
+def test_members_that_agree_tell_nothing_by_their_mutual_information(num_classes):
+    def predictive(scale, seed):
+        logits = torch.randn(200, num_classes, generator=torch.Generator().manual_seed(seed))
+        accumulator = pm.likelihoods.Categorical().accumulator(200)
+        accumulator.update((scale * logits).expand(5, -1, -1), torch.full((5,), 0.2), slice(0, 200))
+        return accumulator.result()
+
+    ordinary, foreign = predictive(4.0, 0), predictive(0.5, 1)
+    epsilon = torch.finfo(torch.float32).eps
+    assert max(p.mutual_information.max().item() for p in (ordinary, foreign)) < 8 * epsilon
+    found = metrics.ood_scores(ordinary.mutual_information, foreign.mutual_information)
+    assert (found.auroc, found.aupr, found.fpr95) == (0.5, 0.5, 1.0)
+    assert metrics.ood_scores(ordinary.entropy, foreign.entropy).auroc > 0.9
 
 
 def test_uncertainty_scores_point_the_same_way():

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError
+from polymode.metrics.ranks import ranks_of
 from polymode.metrics.scores import check_labelled
 
 Binning = Literal["width", "mass"]
@@ -36,13 +37,15 @@ def calibration_bins(
         raise InputError(f"num_bins must be at least 1, got {num_bins}.")
     if binning not in ("width", "mass"):
         raise InputError(f"binning={binning!r}: allowed are 'width' and 'mass'.")
-    confidence, predicted = probabilities.double().max(-1)
+    top, predicted = probabilities.max(-1)
+    confidence = top.double()
     correct = (predicted == labels).double()
     if binning == "width":
         edges = torch.linspace(0, 1, num_bins + 1, dtype=torch.float64, device=confidence.device)
         index = torch.bucketize(confidence, edges[1:-1].contiguous())
     else:
-        order = confidence.argsort(stable=True)
+        # Ties have to be divided between bins: by their place in the data, never by rounding.
+        order = ranks_of(top).argsort(stable=True)
         index = torch.empty_like(order)
         index[order] = torch.arange(len(order), device=order.device) * num_bins // len(order)
         ordered = confidence[order]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError, unknown_name
+from polymode.metrics.ranks import ranks_of
 from polymode.predictive import CategoricalPredictive
 
 Score = Literal["max_probability", "entropy", "mutual_information"]
@@ -17,7 +18,9 @@ SCORES: tuple[Score, ...] = ("max_probability", "entropy", "mutual_information")
 class OodScores:
     """Out-of-distribution points are the positives.
 
-    auroc: probability that one of them scores above an ordinary point (ties count half).
+    auroc: probability that one of them scores above an ordinary point. Scores that are equal up to rounding
+    are ties (``metrics.ranks``) and count half: where all members agree, mutual information tells nothing and
+    its auroc is 0.5.
     aupr: average precision. fpr95: share of ordinary points above the threshold that catches 95 %.
     """
 
@@ -51,12 +54,9 @@ def ood_scores(ordinary: Tensor, foreign: Tensor) -> OodScores:
         )
     # Ranks, because torchmetrics takes any score outside [0, 1] for a logit and squashes it, which
     # can merge large scores.
-    scores = torch.cat([ordinary, foreign])
-    if not bool(scores.isfinite().all()):
-        raise InputError("Some uncertainties are NaN or infinite.")
-    ranks = scores.unique(return_inverse=True)[1].double()
+    ranks = ranks_of(torch.cat([ordinary, foreign])).double()
     ranks = ranks / max(1.0, ranks.max().item())
-    labels = torch.cat([torch.zeros(len(ordinary)), torch.ones(len(foreign))]).long().to(scores.device)
+    labels = torch.cat([torch.zeros(len(ordinary)), torch.ones(len(foreign))]).long().to(ranks.device)
     false_positive, true_positive, _ = binary_roc(ranks, labels)
     caught = true_positive >= 0.95
     return OodScores(

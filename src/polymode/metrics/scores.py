@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError
+from polymode.metrics.ranks import ranks_of
 from polymode.predictive import labelled
 
 
@@ -76,10 +77,12 @@ def _of_label(probabilities: Tensor, labels: Tensor) -> Tensor:
 def risk_coverage(confidence: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
     """Coverage and risk [N]: the mean error of the k most confident points, for k = 1 … N.
 
-    Points of equal confidence are accepted together: each carries their mean error.
+    Points whose confidence is equal up to rounding (``metrics.ranks``) are accepted together: each carries
+    their mean error.
     """
-    order = confidence.argsort(descending=True, stable=True)
-    ordered, losses = confidence[order], errors[order].double()
+    ranks = ranks_of(confidence)
+    order = ranks.argsort(descending=True, stable=True)
+    ordered, losses = ranks[order], errors[order].double()
     _, tie, counts = ordered.unique_consecutive(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(counts), dtype=torch.float64, device=errors.device).index_add_(0, tie, losses)
     losses = (sums / counts)[tie]

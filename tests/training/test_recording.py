@@ -6,6 +6,7 @@ from torch import nn
 import polymode as pm
 from polymode.training import objective as objective_module
 from polymode.training.recording import record
+from tolerances import PASS, assert_equal_up_to_rounding
 
 
 def test_a_recording_replays_gradients_at_other_values():
@@ -24,8 +25,8 @@ def test_a_recording_replays_gradients_at_other_values():
     for arguments in (first, second):
         losses, gradients = recording(arguments)
         expected, expected_gradients = evaluate(*arguments)
-        assert torch.equal(losses, expected)
-        assert torch.equal(gradients["w"], expected_gradients["w"])
+        assert_equal_up_to_rounding(losses, expected, PASS)
+        assert_equal_up_to_rounding(gradients, expected_gradients, PASS)
 
 
 def test_what_depends_on_values_is_not_recorded():
@@ -43,7 +44,18 @@ def test_what_depends_on_values_is_not_recorded():
     assert record(changing, (torch.ones(3),)) is None
 
 
-def test_hmc_replays_and_ends_with_the_same_bits(monkeypatch):
+def test_rounding_does_not_decide_whether_there_is_a_recording():
+    calls = []
+
+    def rounding(x):
+        calls.append(0)
+        return x * (1 + len(calls) * torch.finfo(torch.float64).eps)
+
+    assert record(rounding, (torch.ones(3, dtype=torch.float64),)) is not None
+    assert len(calls) == 2
+
+
+def test_hmc_replays_and_ends_with_the_same_weights(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(20, 3, generator=generator, dtype=torch.float64)
     data = pm.ArrayData(x, x[:, 0].sin(), batch_size=20)
@@ -70,5 +82,4 @@ def test_hmc_replays_and_ends_with_the_same_bits(monkeypatch):
     assert len(replays) >= 60
     monkeypatch.setattr(objective_module, "record", lambda function, arguments: None)
     [direct] = fitted().draw()
-    for name, tensor in recorded.stacked.items():
-        assert torch.equal(tensor, direct.stacked[name])
+    assert_equal_up_to_rounding(recorded.stacked, direct.stacked)

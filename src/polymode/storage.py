@@ -87,7 +87,9 @@ def read_tensors(path: Path, expected_checksum: str | None = None) -> dict[str, 
     """Read all tensors of a file, after comparing its SHA-256 with the one expected."""
     check_file(path, expected_checksum)
     try:
-        return safetensors.torch.load_file(path)
+        # Copies, because in a file tensors begin anywhere: some kernels round by where numbers stand in
+        # memory, and what is resumed must compute as what was interrupted.
+        return {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{path} is not a readable safetensors file ({error}).") from error
 

@@ -16,6 +16,7 @@ from polymode.posteriors.component_mixture import COMPONENTS, SHARED, ComponentM
 from polymode.posteriors.network import Network
 from polymode.seeds import draw_seed
 from polymode.surgery import prepare, tensors_of, trainable_names
+from tolerances import PASS, assert_equal_up_to_rounding
 
 X = torch.randn(11, 4, generator=torch.Generator().manual_seed(0))
 
@@ -233,10 +234,12 @@ class TestDropout:
         by_example = torch.cat([o for _, o, _ in pm.sample_dropout(self.single()).outputs(same, 3)])
         by_draw = torch.cat([o for _, o, _ in pm.sample_dropout(self.single(), "draw").outputs(same, 3)])
         for draw in by_draw:
-            assert len(draw.unique(dim=0)) == 1
-        for draw in by_example:
-            assert len(draw.unique(dim=0)) == 6
-        assert len(by_draw[:, 0].unique(dim=0)) == 3
+            assert_equal_up_to_rounding(draw, draw[:1].expand_as(draw), PASS)
+        for draw in (
+            *by_example,
+            by_draw[:, 0],
+        ):  # masks that differ move the outputs by far more than rounding
+            assert bool((torch.pdist(draw) > 0.01).all())
 
     def test_predictions_do_not_depend_on_how_inputs_are_cut(self):
         for masks in ("example", "draw"):
@@ -250,7 +253,7 @@ class TestDropout:
         sampled.save(tmp_path / "saved")
         make = lambda: nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Dropout(0.3), nn.Linear(50, 2))  # noqa: E731
         loaded = pm.load_posterior(tmp_path / "saved", make)
-        assert torch.equal(loaded.predict(X, 30).mean, sampled.predict(X, 30).mean)
+        assert_equal_up_to_rounding(loaded.predict(X, 30).mean, sampled.predict(X, 30).mean, PASS)
 
     def test_stacked_draws_are_saved_with_their_masks(self, tmp_path):
         sampled = pm.sample_dropout(self.single(0.5))

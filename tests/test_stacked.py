@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 import polymode as pm
 from polymode.errors import InputError
+from tolerances import PASS, assert_equal_up_to_rounding
 
 
 def build():
@@ -66,7 +67,7 @@ def test_dropout_masks_change_from_step_to_step_and_between_members():
     first, second = stacked(x), stacked(x)
     assert not torch.equal(first, second)
     assert not torch.equal(first[0], first[1])
-    assert torch.equal(stacked.eval()(x)[0], stacked(x)[1])
+    assert_equal_up_to_rounding(stacked.eval()(x)[0], stacked(x)[1], PASS)
 
 
 def test_bad_modules_and_shapes():

@@ -16,6 +16,7 @@ from polymode.errors import CheckpointError, InputError, PolymodeError
 from polymode.training import epochs_of
 from polymode.training import processes as processes_module
 from polymode.training.processes import divided
+from tolerances import assert_equal_up_to_rounding
 
 CASE = BY_NAME["mlp"]
 METHOD = pm.methods.SequentialAnchored(
@@ -62,9 +63,7 @@ def weights(posterior):
 
 
 def assert_same(first, second):
-    expected = weights(second)
-    for name, tensor in weights(first).items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-12, atol=1e-14)
+    assert_equal_up_to_rounding(weights(first), weights(second))
 
 
 def test_chains_are_divided_evenly():

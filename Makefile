@@ -1,22 +1,32 @@
-# Two commands do everything on a machine with Python 3.11 (venv, pip), git and make:
+# Two commands do everything on a machine with Python 3.11 or later (venv, pip), git and make:
 #   make compare   set up and run the main job
 #   make test      set up and run all checks and tests
+# The first Python of PYTHONS that is recent enough and has venv is taken; make PYTHON=... names another one.
 
-PYTHON ?= python3.11
+PYTHONS := python3 python3.14 python3.13 python3.12 python3.11 python
+FITS := -c "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))" 2> /dev/null
+PYTHON ?= $(shell for name in $(PYTHONS); do $$name $(FITS) && echo $$name && break; done; true)
+FOUND = $(shell for name in $(PYTHON) $(PYTHONS); do \
+	version=$$($$name --version 2>&1) && echo "$$name is $$version,"; done; true)
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest -m 'not slow'
+CAN_INSTALL = $(shell { test -x $(BIN)/python || $(PYTHON) $(FITS); } && echo yes; true)
 
-.PHONY: install compare test check unit slow benchmark format clean
+.PHONY: install compare test check unit slow portable portable-subset benchmark format clean
 
 compare: $(STAMP)
 	$(BIN)/python -m polymode compare
 
-test: check unit
+test: check unit portable-subset
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
+	$(if $(CAN_INSTALL),,$(error polymode needs Python 3.11 or later with venv (a package of its own on Debian \
+	and Ubuntu: python3-venv); found: $(or $(FOUND),none of $(PYTHONS),) \
+	so install one or name another: make PYTHON=/path/to/python3))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,all]'
@@ -29,7 +39,25 @@ check: $(STAMP)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -m 'not slow'
+	$(PYTEST)
+
+# The tests again as other machines would compute: with the plainest kernels, with MKL's most compatible ones,
+# with more threads, and with matrix products that round by their shape (tests/other_kernels.py).
+portable: $(STAMP)
+	ATEN_CPU_CAPABILITY=default $(PYTEST)
+	MKL_CBWR=COMPATIBLE $(PYTEST)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(PYTEST)
+	OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 $(PYTEST)
+	OMP_NUM_THREADS=3 MKL_NUM_THREADS=3 $(PYTEST)
+	PYTHONPATH=tests $(PYTEST) -p other_kernels
+
+# Some that other kernels could change, in about a minute; `make test` runs them.
+KERNEL_TESTS := tests/comparison/test_compare.py tests/contract/test_sketches.py tests/metrics \
+	tests/test_component_mixture.py tests/test_members.py tests/test_stacked.py tests/training/test_fit.py \
+	tests/training/test_precision.py tests/training/test_recording.py
+portable-subset: $(STAMP)
+	PYTHONPATH=tests $(PYTEST) -p other_kernels $(KERNEL_TESTS)
+	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 $(PYTEST) $(KERNEL_TESTS)
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

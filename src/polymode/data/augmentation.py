@@ -1,7 +1,7 @@
 """Augmentation of whole batches of images [B, C, H, W], on the device they are on.
 
-What happens to an example depends on its seed alone, so that a run replays and resumes bit by bit,
-whatever the batch it is in.
+What happens to an example depends on its seed alone, whatever the batch it is in, so that a run replays and
+resumes as it was.
 """
 
 from collections.abc import Sequence

@@ -103,7 +103,8 @@ def fit(
         (``Method.for_budget``). validation: held-out data, needed by ``keep="best"``.
     seed: determines everything; a list gives each data set its own.
     run_dir: folder for the manifest, the event log, checkpoints and the finished posterior; with
-        ``resume=True`` an interrupted run goes on to the same bits, a finished one is read back.
+        ``resume=True`` an interrupted run goes on, to the same bits on the same machine with the same
+        versions and number of threads; a finished one is read back.
     device: where to train; the module's own, or the CPU for a factory, unless given.
     backend: "vmap", "loop", or "auto" to measure both on the first batch and take the faster.
     threads: that PyTorch computes with while this run trains; one unless as many as
@@ -112,8 +113,8 @@ def fit(
     precision: "bfloat16" runs the forward pass in mixed precision where the device has it; "double" runs
         everything in 64 bits, whatever the model and the data come in.
     shared_order: all chains see one order of the data instead of their own.
-    processes: divide the chains among so many processes; a chain's result is the same wherever it runs
-        (but chains of hmc share a step size with those of their process only).
+    processes: divide the chains among so many processes; a chain's result is the same wherever it runs, up
+        to rounding (but chains of hmc share a step size with those of their process only).
     extend: a finished ensemble to which the new chains are added.
     observer: called with an ``Epoch`` after every epoch. progress: a bar on a terminal, or a ``Reporter``.
     checkpoint_seconds: least time between two checkpoints; one is also written on Ctrl-C and when an

@@ -41,7 +41,10 @@ class CheckpointError(PolymodeError):
 
 
 class NonFiniteLoss(PolymodeError, ArithmeticError):
-    """A member's loss became infinite or NaN; ``posterior`` holds the weights before that step."""
+    """A member's loss became infinite or NaN.
+
+    posterior: the weights before that step, of several data sets a list; None where no member was finished.
+    """
 
     posterior: object = None
 

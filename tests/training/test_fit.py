@@ -736,3 +736,46 @@ def test_a_diverging_member_is_named_and_nothing_is_lost():
         )
     assert info.value.posterior.num_members == 2
     assert all(t.isfinite().all() for t in weights_of(info.value.posterior).values())
+
+
+def exploding(num_examples=40):
+    """Data and options of a regression whose first steps overflow."""
+    x = torch.randn(num_examples, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1e3
+    return pm.ArrayData(x, x[:, :1] * 1e3, batch_size=8), pm.likelihoods.FixedGaussian()
+
+
+WILD = pm.Optimizer("SGD", lr=1e3)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pm.methods.SequentialAnchored(
+            2, first_epochs=50, optimizer=WILD, walk=pm.samplers.GuidedWalk(step=3.0)
+        ),
+        pm.methods.HMC(2, burn_in=0.5, samples=2, optimizer=WILD),
+    ],
+    ids=lambda method: method.name,
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_divergence_before_the_first_finished_member_is_said_as_such(method, count):
+    data, likelihood = exploding()
+    with pytest.raises(NonFiniteLoss, match=r"epoch \d+, step \d+.*no member was finished") as info:
+        quiet(method, lambda: pm.models.MLP(4, 1, (6,)).double(), [data] * count, likelihood, epochs=60)
+    assert info.value.posterior is None
+
+
+def test_divergence_leaves_the_members_that_were_finished():
+    method = pm.methods.SequentialAnchored(
+        2,
+        first_epochs=1,
+        short_epochs=50,
+        optimizer=pm.Optimizer("SGD", lr=1e-30),
+        short_optimizer=WILD,
+        walk=pm.samplers.GuidedWalk(step=3.0),
+    )
+    data, likelihood = exploding()
+    with pytest.raises(NonFiniteLoss, match=r"phase 'short'.*are in this error's `posterior`") as info:
+        quiet(method, lambda: pm.models.MLP(4, 1, (6,)).double(), data, likelihood, epochs=101)
+    assert info.value.posterior.num_members == 2  # one of each chain
+    assert all(t.isfinite().all() for t in weights_of(info.value.posterior).values())

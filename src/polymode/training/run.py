@@ -284,29 +284,41 @@ class Run:
         return done + (position.epoch + fraction) * phase.cost
 
     def _located(self, error: NonFiniteLoss, phase: Phase) -> NonFiniteLoss:
+        # A method that finishes one member after another may have none yet, in some chains or in all.
+        begun = [[chain for chain in chains if chain.num_members != 0] for chains in self._of_chains()]
+        posteriors = [self._merged(d, chains) if chains else None for d, chains in enumerate(begun)]
+        kept = "the weights before this step are in this error's `posterior`"
+        if not any(begun):
+            kept = "no member was finished, so this error's `posterior` is None"
         located = NonFiniteLoss(
             f"In phase {phase.name!r}, epoch {self.position.epoch + 1}, step {self.position.step + 1}: "
-            f"{error}. Training stopped; the weights before this step are in this error's `posterior`, and "
-            "the last checkpoint is kept. Lower the learning rate, clip gradients "
-            "(Optimizer(clip_norm=...)) or check the scale of the inputs."
+            f"{error}. Training stopped; {kept}, and the last checkpoint is kept. Lower the learning rate, "
+            "clip gradients (Optimizer(clip_norm=...)) or check the scale of the inputs."
         )
-        posteriors = self.posteriors()
-        located.posterior = posteriors if len(posteriors) > 1 else posteriors[0]
+        if any(begun):
+            located.posterior = posteriors if len(posteriors) > 1 else posteriors[0]
         return located
 
     # --- ending, saving, resuming ---------------------------------------------------------------
 
     def posteriors(self) -> list[Posterior]:
         """One posterior a data set, in the order the data sets were given."""
+        return [self._merged(data_set, chains) for data_set, chains in enumerate(self._of_chains())]
+
+    def _of_chains(self) -> list[list[Posterior]]:
+        """The posterior of every chain on each data set."""
         network = self.problem.network
         network.module.eval()
         problem = replace(self.problem, network=replace(network, backend=self.record["prediction_backend"]))
-        chains: dict[int, list[Posterior]] = {d: [] for d in range(len(self.job.sources))}
+        chains: list[list[Posterior]] = [[] for _ in self.job.sources]
         for index, group in enumerate(self.batches.groups):
             of_chain = replace(problem, chain=group.chain, group=index)
             posterior = self.job.method.posterior(of_chain, self.state.chain(index))
             chains[group.data_set].append(posterior)
-        return [replace(merge(p), record=self._record_of(d)) for d, p in chains.items()]
+        return chains
+
+    def _merged(self, data_set: int, chains: list[Posterior]) -> Posterior:
+        return replace(merge(chains), record=self._record_of(data_set))
 
     def _spent(self, data_set: int) -> float:
         """Member-epochs that a data set has cost so far."""

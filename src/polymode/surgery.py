@@ -99,6 +99,19 @@ def sampling_of(module: nn.Module) -> Sampling | None:
     return Sampling(sampled[0].masks, added)  # type: ignore[arg-type]
 
 
+def structure(module: nn.Module) -> list[tuple]:
+    """The layers of a module with their options, tensors and hooks, but for what ``Sampling`` says."""
+    found = []
+    for name, part in module.named_modules():
+        if name.rpartition(".")[2] == INPUT_DROPOUT:
+            continue
+        hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+        others = [hook for hook in hooks if hook not in (_drop_inputs, _nothing)]
+        tensors = [*part._parameters, *part._buffers]
+        found.append((name, type(part), part.extra_repr(), others, tensors))
+    return found
+
+
 INPUT_DROPOUT = "input_dropout"  # the name of dropout that was added to a layer
 
 

@@ -779,3 +779,64 @@ def test_divergence_leaves_the_members_that_were_finished():
         quiet(method, lambda: pm.models.MLP(4, 1, (6,)).double(), data, likelihood, epochs=101)
     assert info.value.posterior.num_members == 2  # one of each chain
     assert all(t.isfinite().all() for t in weights_of(info.value.posterior).values())
+
+
+class Shifted(nn.Module):
+    """A network with a trained shift of its outputs."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.shift = nn.Parameter(torch.randn(3, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.network(x) + self.shift
+
+
+class Shifting(Single):
+    """Adapts the network by something that is drawn at random."""
+
+    name = "shifting"
+
+    def adapt(self, module):
+        return Shifted(module)
+
+
+@pytest.mark.parametrize("model", [mlp, mlp()], ids=["factory", "instance"])
+def test_what_an_adaptation_draws_follows_the_seed(model):
+    method = DeepEnsemble(2, of=Shifting(optimizer=pm.Optimizer("SGD", lr=0.1)))
+    before = torch.get_rng_state()
+    first = quiet(method, model, toy())
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(7)  # another global random state
+    assert_same_weights(first, quiet(method, model, toy()))
+    shifts = weights_of(first)["shift"]
+    assert not torch.equal(shifts[0], shifts[1])  # of each chain its own
+
+
+def test_a_posterior_of_an_adapted_network_is_not_loaded_into_another(tmp_path):
+    quiet(Shifting(), mlp, toy(), epochs=1).save(tmp_path / "saved")
+    with pytest.raises(pm.errors.CheckpointError, match=r"shifting changes the network"):
+        pm.load_posterior(tmp_path / "saved", mlp)
+    with pytest.raises(InputError, match=r"deep_ensemble changes the network.*processes=1"):
+        quiet(DeepEnsemble(2, of=Shifting()), mlp(), toy(), epochs=1, processes=2)
+
+
+class Halving(Single):
+    """Adapts the network by a hook, which leaves no trace among its tensors."""
+
+    name = "halving"
+
+    def adapt(self, module):
+        module.register_forward_hook(_half)
+        return module
+
+
+def _half(module, inputs, outputs):
+    return outputs / 2
+
+
+def test_a_hook_is_an_adaptation_too(tmp_path):
+    quiet(Halving(), mlp, toy(), epochs=1).save(tmp_path / "saved")
+    with pytest.raises(pm.errors.CheckpointError, match="halving changes the network"):
+        pm.load_posterior(tmp_path / "saved", mlp)

@@ -308,6 +308,7 @@ class Posterior(ABC):
             "files": files,
             "options": self.options(),
             "sampling": None if (sampling := sampling_of(self.network.module)) is None else asdict(sampling),
+            "adapted_by": self.network.adapted_by,
             "record": self.record,
         }
         write_json(folder / "posterior.json", manifest)

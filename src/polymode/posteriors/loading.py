@@ -46,6 +46,12 @@ def load_posterior(folder: str | Path, model: Model) -> Posterior:
     manifest = read_json(folder / "posterior.json", "saved posterior")
     if manifest["kind"] not in POSTERIORS:
         raise unknown_name("kind of posterior", manifest["kind"], POSTERIORS)
+    if adapted_by := manifest.get("adapted_by"):
+        raise CheckpointError(
+            f"{folder} cannot be loaded: {adapted_by} changes the network before it trains it, and of such "
+            "changes only dropout that is sampled (mc_dropout) is stored and made again. Keep the posterior "
+            "that fit returned in memory, or build the change into the model."
+        )
     likelihood = make_likelihood(manifest["likelihood"])
     module = copy.deepcopy(model) if isinstance(model, nn.Module) else build(model, seed=0)
     saved_in_double = any(kind == "float64" for kind, *_ in manifest["network"].values())

@@ -31,6 +31,7 @@ class Network:
     backend: Backend = "loop"
 
     always_eval: tuple[str, ...] = ()  # layers the user keeps in evaluation mode, such as frozen BatchNorm
+    adapted_by: str = ""  # the method that changed the user's network otherwise than by ``Sampling``
     channels_last: bool = field(init=False)
     double: bool = field(init=False)  # weights of 64 bits
 

@@ -265,7 +265,12 @@ class Method(ABC):
         return False
 
     def adapt(self, module: nn.Module) -> nn.Module:
-        """Change a prepared copy of the user's network, such as adding noise to it; nothing by default."""
+        """Change a prepared copy of the user's network, such as adding noise to it; nothing by default.
+
+        It runs for the template under a seed of the run, and for each chain under one of its own: what it
+        draws from the global random state is replayed. A saved posterior repeats ``surgery.Sampling`` alone;
+        one with any other change is not loaded.
+        """
         return module
 
     def num_parameters(self, module: nn.Module) -> int:

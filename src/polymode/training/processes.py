@@ -160,7 +160,13 @@ def _run_parts(
         )
         for number, chains in enumerate(divided(job.chains, processes))
     ]
-    num_epochs = sum(phase.epochs * phase.cost for phase in set_up(job, None).phases)
+    made = set_up(job, None)
+    if adapted_by := made.problem.network.adapted_by:
+        raise InputError(
+            f"processes={processes}, but {adapted_by} changes the network in a way that cannot be stored, "
+            "and what the processes make is joined from files. Use processes=1."
+        )
+    num_epochs = sum(phase.epochs * phase.cost for phase in made.phases)
     context = multiprocessing.get_context("spawn")
     outbox = context.Queue()
     workers = [context.Process(target=_work, args=(part, outbox), daemon=False) for part in parts]

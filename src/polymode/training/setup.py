@@ -15,8 +15,14 @@ from polymode.likelihoods import Likelihood
 from polymode.members import Tensors
 from polymode.posteriors.network import Network
 from polymode.posteriors.particles import MemberStore
-from polymode.seeds import derive_generator
-from polymode.surgery import Model, match_precision, normalisation_and_bias_names, trainable_names
+from polymode.seeds import derive_generator, derive_seed, global_seed
+from polymode.surgery import (
+    Model,
+    match_precision,
+    normalisation_and_bias_names,
+    structure,
+    trainable_names,
+)
 from polymode.training.batches import Batch, Batches
 from polymode.training.method import Method, Phase, Problem, describe
 from polymode.training.objective import Execution, Precision
@@ -87,7 +93,11 @@ class SetUp:
 def set_up(job: Job, folder: Path | None) -> SetUp:
     """Build the template, the chains and the phases, and check all input before any training."""
     seed = job.seeds[0]
-    template = job.method.adapt(make_template(job.model, job.likelihood, seed)).to(job.device)
+    template = make_template(job.model, job.likelihood, seed)
+    before = structure(template)
+    with global_seed(derive_seed(seed, "template", "adapt")):
+        template = job.method.adapt(template).to(job.device)
+    adapted_by = "" if structure(template) == before else job.method.name
     trainable = trainable_names(template)
     exempt = normalisation_and_bias_names(template)
     batches = Batches(job.sources, job.chains, job.seeds, shared_order=job.shared_order)
@@ -101,7 +111,7 @@ def set_up(job: Job, folder: Path | None) -> SetUp:
     )
     names = own_names(job.model, template, seen.changed, seed)
     start = Start(job.model, job.likelihood, job.device, names, job.method.adapt)
-    network = Network(template, job.likelihood, always_eval=always_eval(template))
+    network = Network(template, job.likelihood, always_eval=always_eval(template), adapted_by=adapted_by)
     replayable = all(source.replayable for source in job.sources)
     problem = Problem(
         network,

@@ -46,7 +46,7 @@ class Start:
             module = prepare(self.model)
         else:
             module = prepare_in_place(reinitialised(self.model, seed))
-        tensors = tensors_of(self.adapt(self.likelihood.prepare(module)).to(self.device))
+        tensors = tensors_of(self._adapted(module, derive_seed(seed, "adapt")).to(self.device))
         missing = self.names - tensors.keys()
         if missing:
             raise InputError(
@@ -55,11 +55,15 @@ class Start:
             )
         return {name: tensor for name, tensor in tensors.items() if name in self.names}
 
+    def _adapted(self, module: nn.Module, seed: int) -> nn.Module:
+        with global_seed(seed):  # what a method adds to a network may be drawn at random
+            return self.adapt(self.likelihood.prepare(module))
+
     def of_layers(self, layers: Iterable[str], generator: torch.Generator) -> Tensors:
         """Weights of some layers, drawn anew; nobody needs to be able to re-draw the other layers."""
         if not isinstance(self.model, nn.Module):
             return self(0, generator)
-        prepared = self.adapt(self.likelihood.prepare(prepare(self.model)))
+        prepared = self._adapted(prepare(self.model), derive_seed("layers"))  # its layers are drawn below
         prepared.requires_grad_(True)
         first_names = {id(parameter): name for name, parameter in prepared.named_parameters()}
         drawn: Tensors = {}

@@ -2,7 +2,7 @@
 
 They are not the methods, which come with their own files and tests: they show that chains of members
 (000), noise and KL terms (001), component mixtures (002), trajectories (003) and shared weights with an
-inner loop (004) need nothing that the core does not have.
+inner loop (004), and masks that change in training, need nothing that the core does not have.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from polymode.members import Members
 from polymode.posteriors import Particles
 from polymode.priors import gaussian_penalty
-from polymode.training import Method, Optimizer, Over, Phase, State, descend
+from polymode.training import Method, Optimizer, Over, Phase, State, descend, keep_rule
+from polymode.training.method import Keep
 
 SGD = Optimizer("SGD", lr=0.05, momentum=0.9)
 
@@ -279,4 +280,34 @@ class LateHead(Sketch):
         return Particles(problem.network, blocks=[Members(mean | state.members.shared)])
 
 
-SKETCHES = [AnchoredChain(), MeanField(), Components(), Trajectory(), LateHead()]
+@dataclass(frozen=True)
+class Masked(Sketch):
+    """Sparse training: half of the weights are zero, which ones is drawn anew after every epoch."""
+
+    name: ClassVar[str] = "masked"
+    keep: Keep = "last"
+
+    def init(self, problem, generator):
+        members = problem.initial_members(generator)
+        return State(members, own={n: torch.ones_like(members.stacked[n]) for n in sorted(problem.trainable)})
+
+    def phases(self, problem, epochs):
+        def realise(weights, masks):
+            return weights | {n: weights[n] * mask for n, mask in masks.items()}
+
+        def redraw(state):
+            for name, mask in state.own.items():
+                draw_normal(state, name)
+                mask.copy_((mask > 0).to(mask.dtype))
+                state.members.stacked[name].mul_(mask)
+
+        objective = problem.objective(realise=realise)
+        over, keep = {"all": Over(SGD)}, keep_rule(self.keep)
+        return [Phase("fit", epochs, objective, descend, over, keep=keep, enter=redraw, end_epoch=redraw)]
+
+    def posterior(self, problem, state):
+        own = {n: state.members.stacked[n] * mask for n, mask in state.own.items()}
+        return Particles(problem.network, blocks=[Members(state.members.stacked | own)])
+
+
+SKETCHES = [AnchoredChain(), MeanField(), Components(), Trajectory(), LateHead(), Masked()]

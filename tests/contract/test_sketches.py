@@ -9,8 +9,10 @@ from torch.nn import functional as F
 
 import polymode as pm
 from cases import BY_NAME
-from contract.sketches import SGD, SKETCHES, LateHead
+from contract.sketches import SGD, SKETCHES, LateHead, Masked
+from polymode.members import stack, unstack
 from polymode.methods import DeepEnsemble
+from polymode.posteriors import Particles
 from polymode.seeds import derive_generator
 from polymode.training import Optimizer, Over
 
@@ -81,6 +83,33 @@ def test_resume_is_exact_across_phases(method, stop_at, tmp_path):
             assert torch.equal(tensor, weights(resumed)[name]), name
     else:
         raise AssertionError(f"{method.name} ended before epoch {stop_at}")
+
+
+@pytest.mark.parametrize("stop_at", [None, 3, 6])
+def test_weights_that_validation_keeps_come_with_their_masks(stop_at, tmp_path):
+    """The posterior scores on held-out data what the best epoch of each member did, also after a resume."""
+    held_out = BY_NAME["mlp"].data(seed=9)
+    method = DeepEnsemble(3, of=Masked(keep="best"))
+    options = {"validation": held_out, "epochs": 8, "run_dir": tmp_path / "run", "checkpoint_seconds": 0.0}
+    scores = []
+
+    def observer(epoch):
+        scores.append(epoch.validation["nll"])
+        if len(scores) == stop_at:
+            raise Stop
+
+    try:
+        posterior = run(method, observer=observer, **options)
+    except Stop:
+        posterior = run(method, observer=observer, resume=True, **options)
+    lowest, epochs = torch.stack(scores).min(0)
+    assert len(epochs.unique()) > 1  # members are best at different times, and before the end
+    assert (epochs < 7).any()
+    for member, block in enumerate(unstack(next(posterior.draw()))):
+        alone = Particles(posterior.network, blocks=[stack([block])])
+        nll = pm.evaluate(alone, held_out)["nll"]
+        assert nll == pytest.approx(float(lowest[member]), rel=1e-5), member
+        assert any(torch.count_nonzero(tensor) < tensor.numel() for tensor in block.values())
 
 
 def test_optimisers_that_cannot_be_carried_are_refused():

@@ -424,6 +424,23 @@ def test_a_score_that_is_nan_is_never_the_best():
     assert state.members.stacked["w"].flatten().tolist() == [1.0, 2.0, 2.0]
 
 
+def test_own_tensors_follow_the_member_and_common_ones_the_mean_of_its_chain():
+    members = pm.Members({"w": torch.zeros(4, 1)}, num_groups=2)
+    state = State(members, own={"mask": torch.zeros(4, 2)}, common={"sum": torch.zeros(2, 3)})
+    for epoch, scores in (
+        (1.0, [1.0, 5.0, 3.0, 3.0]),
+        (2.0, [2.0, 2.0, 4.0, 1.0]),
+        (3.0, [3.0, 4.0, 2.5, 3.0]),
+    ):
+        for tensor in (state.members.stacked["w"], state.own["mask"], state.common["sum"]):
+            tensor.fill_(epoch)
+        keep_better(state, torch.tensor(scores))
+    take_best(state)
+    assert state.members.stacked["w"][:, 0].tolist() == [1.0, 2.0, 3.0, 2.0]
+    assert state.own["mask"][:, 0].tolist() == [1.0, 2.0, 3.0, 2.0]
+    assert state.common["sum"][:, 0].tolist() == [2.0, 2.0]  # means 3, 2, 3.5 and 3, 2.5, 2.75
+
+
 # --- starts --------------------------------------------------------------------------------------
 
 

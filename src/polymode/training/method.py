@@ -76,12 +76,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class KeepBest:
-    """Keep each member's weights of the epoch with the lowest validation criterion.
+    """Keep all tensors of each member as they were in the epoch with the lowest validation criterion.
 
     criterion: "nll", "error" (misclassification, or root mean square), or "objective" (NLL plus
     the penalty divided by N). from_epoch, to_epoch: the window of the phase's epochs, counted from 1,
     in which weights may be kept; the phase's end closes it unless said otherwise.
-    Members that share weights are judged together, by their mean.
+    What belongs to a chain follows the mean of its members, and members that share weights are judged
+    together by it.
     """
 
     criterion: Literal["nll", "error", "objective"] = "nll"

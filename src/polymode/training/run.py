@@ -186,7 +186,7 @@ class Run:
             if not position.entered:
                 self._build_optimizers(phase)
                 phase.enter(self.state)
-                self.state.best = self.state.best_scores = None
+                self.state.best = None
                 position.entered = True
             while position.epoch < phase.epochs:
                 for _ in self._steps(phase):

@@ -1,6 +1,6 @@
 """The state of a run: what training changes, and nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,18 @@ from polymode.members import Members, Tensors, concatenate, join
 from polymode.posteriors.particles import MemberStore
 from polymode.seeds import draw_seed
 from polymode.training.optimizers import MemberOptimizer
+
+
+@dataclass
+class Best:
+    """What validation has kept: a copy of ``State.tensors``, and the scores that its rows had.
+
+    scores: [M], of members; chain_scores: [G], the means over the members of each chain.
+    """
+
+    tensors: dict[str, Tensors]
+    scores: Tensor
+    chain_scores: Tensor
 
 
 @dataclass
@@ -32,8 +44,7 @@ class State:
     gradient_examples: Tensor = None  # type: ignore[assignment]  # [G], counted by the objective
     finished: MemberStore = field(default_factory=MemberStore)
     optimizers: dict[str, MemberOptimizer] = field(default_factory=dict)
-    best: Members | None = None
-    best_scores: Tensor | None = None
+    best: Best | None = None
 
     def begin(self, generator: torch.Generator, data_set: int, chain: int) -> "State":
         """Complete the state of one chain: its generator, noise seeds and labels."""
@@ -73,6 +84,17 @@ class State:
             finished=self.finished.of_group(group),
         )
 
+    @property
+    def tensors(self) -> dict[str, Tensors]:
+        """All tensors that training moves: of each member "stacked" and "own", of each chain the others."""
+        members = self.members
+        return {
+            "stacked": members.stacked,
+            "own": self.own,
+            "shared": members.shared,
+            "common": self.common,
+        }
+
     def trial_copy(self) -> "State":
         """A copy to measure on: same tensors, nothing finished, no optimisers."""
         return State(
@@ -86,36 +108,21 @@ class State:
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a checkpoint needs, as a nested value of tensors, generators and numbers."""
-        best = None
-        if self.best is not None:
-            best = {
-                "stacked": self.best.stacked,
-                "shared": self.best.shared,
-                "scores": self.best_scores,
-            }
         return {
-            "stacked": self.members.stacked,
-            "shared": self.members.shared,
-            "own": self.own,
-            "common": self.common,
+            **self.tensors,
             "generators": self.generators,
             "noise": self.noise,
             "gradient_examples": self.gradient_examples,
             "num_finished": len(self.finished.finished),
             "optimizers": {name: o.state_dict() for name, o in self.optimizers.items()},
-            "best": best,
+            "best": None if self.best is None else vars(self.best),
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Take up a snapshot, in place; the optimisers of its phase must be built already."""
         members = self.members
-        for target, name in (
-            (members.stacked, "stacked"),
-            (members.shared, "shared"),
-            (self.own, "own"),
-            (self.common, "common"),
-        ):
-            _copy_into(target, saved[name])
+        for kind, target in self.tensors.items():
+            copy_into(target, saved[kind])
         self.generators[:] = saved["generators"]
         self.noise.copy_(saved["noise"])
         self.gradient_examples.copy_(saved["gradient_examples"])
@@ -123,10 +130,9 @@ class State:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(saved["optimizers"][name])
         if saved["best"] is not None:
-            self.best = members.clone()
-            _copy_into(self.best.stacked, saved["best"]["stacked"])
-            _copy_into(self.best.shared, saved["best"]["shared"])
-            self.best_scores = saved["best"]["scores"]
+            self.best = Best(**saved["best"] | {"tensors": clones(self.tensors)})
+            for kind, target in self.best.tensors.items():
+                copy_into(target, saved["best"]["tensors"][kind])
 
 
 def under(prefix: str, tensors: Tensors) -> Tensors:
@@ -134,7 +140,13 @@ def under(prefix: str, tensors: Tensors) -> Tensors:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
-def _copy_into(target: Tensors, source: Tensors) -> None:
+def clones(tensors: Mapping[str, Tensors]) -> dict[str, Tensors]:
+    """Copies of some dictionaries of tensors."""
+    return {kind: {name: t.clone() for name, t in named.items()} for kind, named in tensors.items()}
+
+
+def copy_into(target: Tensors, source: Tensors) -> None:
+    """Copy tensors into others of the same names, in place."""
     if target.keys() != source.keys():
         raise CheckpointError(f"The checkpoint holds {sorted(source)}, this run needs {sorted(target)}.")
     for name, tensor in target.items():

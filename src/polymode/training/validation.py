@@ -9,7 +9,7 @@ from polymode.data import Data
 from polymode.members import Members, Tensors, call_module, map_members
 from polymode.training.batches import Batches
 from polymode.training.objective import Objective
-from polymode.training.state import State
+from polymode.training.state import Best, State, clones, copy_into
 
 
 def validate(
@@ -43,30 +43,33 @@ def validate(
 
 
 def keep_better(state: State, scores: Tensor) -> None:
-    """Copy the weights and buffers of every member whose score [M] is the lowest so far."""
+    """Copy all tensors of every member and of every chain whose score is the lowest so far; scores: [M].
+
+    What is a member's own follows its score; what is a chain's follows the mean score of its members.
+    """
     members = state.members
+    chain_scores = scores.reshape(members.num_groups, -1).mean(1)
     if members.shared:  # members that share weights are kept or replaced together
-        scores = scores.reshape(members.num_groups, -1).mean(1, keepdim=True)
-        scores = scores.expand(-1, members.group_size).flatten()
-    if state.best is None or state.best_scores is None:
-        state.best, state.best_scores = members.clone(), scores.clone()
+        scores = chain_scores.repeat_interleave(members.group_size)
+    if state.best is None:
+        state.best = Best(clones(state.tensors), scores.clone(), chain_scores.clone())
         return
-    better = (scores < state.best_scores) | state.best_scores.isnan()  # anything is better than NaN
-    state.best_scores = torch.where(better, scores, state.best_scores)
-    for name, tensor in members.stacked.items():
-        state.best.stacked[name][better] = tensor[better]
-    better_groups = better.reshape(members.num_groups, -1)[:, 0]
-    for name, tensor in members.shared.items():
-        state.best.shared[name][better_groups] = tensor[better_groups]
+    for kinds, lowest, now in (
+        (("stacked", "own"), state.best.scores, scores),
+        (("shared", "common"), state.best.chain_scores, chain_scores),
+    ):
+        better = (now < lowest) | lowest.isnan()  # anything is better than NaN
+        lowest[better] = now[better]
+        for kind in kinds:
+            for name, tensor in state.tensors[kind].items():
+                state.best.tensors[kind][name][better] = tensor[better]
 
 
 def take_best(state: State) -> None:
-    """Put the weights that were kept in the place of the last ones."""
+    """Put what was kept in the place of what training ended with."""
     assert state.best is not None
-    for name, tensor in state.members.stacked.items():
-        tensor.copy_(state.best.stacked[name])
-    for name, tensor in state.members.shared.items():
-        tensor.copy_(state.best.shared[name])
+    for kind, tensors in state.tensors.items():
+        copy_into(tensors, state.best.tensors[kind])
 
 
 def _scores(objective: Objective, members: Members, own: Tensors, data: Data) -> tuple[Tensor, Tensor]:

@@ -278,3 +278,34 @@ class TestDropout:
     def test_a_network_without_dropout_is_refused(self):
         with pytest.raises(InputError, match="has no dropout layer with a rate above 0"):
             pm.sample_dropout(self.single(0.0))
+
+
+class TiedRecurrent(nn.Module):
+    """An LSTM between an embedding and the output layer that is tied to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.lstm = nn.LSTM(6, 6, batch_first=True)
+        self.output = nn.Linear(6, 7, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.output(self.lstm(self.embedding(tokens))[0])
+
+
+@pytest.mark.parametrize("validated", [False, True])
+@pytest.mark.parametrize("number", [1, 2, 100])
+def test_dropout_behind_an_lstm_is_drawn_in_any_number(number, validated):
+    """Nothing before the dropout is a draw's own: vmap never meets the LSTM, which it could not run."""
+    tokens = torch.randint(7, (12, 5), generator=torch.Generator().manual_seed(0))
+    data = pm.ArrayData(tokens, tokens, batch_size=8)
+    options = {"likelihood": "categorical", "epochs": 1, "progress": False}
+    if validated:
+        with pytest.warns(UserWarning, match="vmap cannot run this TiedRecurrent here"):
+            made = pm.fit(pm.methods.MCDropout(), TiedRecurrent, data, validation=data, **options)
+    else:
+        made = pm.fit(pm.methods.MCDropout(), TiedRecurrent, data, **options)
+    found = made.with_backend("vmap").predict(tokens, number).mean
+    torch.testing.assert_close(found, made.with_backend("loop").predict(tokens, number).mean)
+    assert pm.evaluate(made, data, num_members=number)["nll"] > 0

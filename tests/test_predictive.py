@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from torch import nn
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 import polymode as pm
@@ -324,3 +325,37 @@ def test_memory_does_not_grow_with_draws(tmp_path):
     few, many = (float((tmp_path / str(number)).read_text()) for number in (100, 1000))
     assert many < few + 40, (few, many)
     assert many < 150
+
+
+class FewOrMany(nn.Module):
+    """Looks at a value where there are more than ten examples, which vmap cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.layer(x)
+        return -out if len(x) > 10 and out.sum().item() > 0 else out
+
+
+def test_a_prediction_that_vmap_cannot_make_is_made_by_the_loop_and_said_once():
+    x = torch.randn(24, 4)
+    data = pm.ArrayData(x[:10], torch.randint(3, (10,)), batch_size=5)
+    made = pm.fit(
+        pm.methods.DeepEnsemble(3),
+        FewOrMany,
+        data,
+        likelihood="categorical",
+        epochs=1,
+        backend="vmap",
+        progress=False,
+    )
+    assert made.network.backend == "vmap"
+    expected = made.with_backend("loop").predict(x)
+    with pytest.warns(UserWarning, match=r"one after another.*FewOrMany"):
+        found = made.predict(x)
+    torch.testing.assert_close(found.mean, expected.mean)
+    made.predict(x)  # a second warning would be an error
+    with pytest.raises(pm.errors.InputError, match="cannot run on a batch of these inputs"):
+        made.predict(torch.randn(24, 5))

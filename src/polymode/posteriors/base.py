@@ -12,12 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.data import as_tree, check_finite
-from polymode.errors import (
-    CannotVectorise,
-    InputError,
-    require,
-    require_whole,
-)
+from polymode.errors import InputError, require, require_whole
 from polymode.likelihoods import quantiles_of
 from polymode.members import Backend, Members, Tensors, forward_members
 from polymode.posteriors.network import Network
@@ -158,19 +153,19 @@ class Posterior(ABC):
 
     def _forward(self, block: Members, inputs: Tree, first_example: int) -> Tree:
         network = self.network
-        try:
+
+        def run(members: Members, backend: Backend) -> Tree:
+            arranged = network.arrange(inputs)
             return forward_members(
-                network.module,
-                block,
-                network.arrange(inputs),
-                backend=network.backend,
-                first_example=first_example,
+                network.module, members, arranged, backend=backend, first_example=first_example
             )
-        except (RuntimeError, ValueError, TypeError, IndexError, CannotVectorise) as error:
+
+        try:
+            return network.run_members(run, block, network.backend)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
             shapes = map_tree(lambda t: f"{list(t.shape)} {t.dtype}", inputs)
-            reason = error.reason if isinstance(error, CannotVectorise) else str(error)
             raise InputError(
-                f"The network cannot run on a batch of these inputs, {shapes}: {reason} Inputs must look "
+                f"The network cannot run on a batch of these inputs, {shapes}: {error} Inputs must look "
                 "like those it was fitted to, with a leading axis of points."
             ) from error
 

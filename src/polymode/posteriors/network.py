@@ -1,7 +1,9 @@
 """A prepared module with the meaning of its outputs: what all members of a posterior have in common."""
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,6 +18,11 @@ from polymode.trees import Tree, leaves, map_tree
 
 # Looked up once a module and shape of inputs: a pass to find out costs as much as predicting one example.
 _ACTIVATIONS: "WeakKeyDictionary[nn.Module, dict[tuple, int]]" = WeakKeyDictionary()
+
+# What vmap has turned out not to be able to run in evaluation mode: modules with the names that members own.
+_ONE_BY_ONE: "WeakKeyDictionary[nn.Module, set[frozenset[str]]]" = WeakKeyDictionary()
+
+Outputs = TypeVar("Outputs")
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,30 @@ class Network:
                 pass  # the pass itself says what is wrong
             known[key] = max(sizes)
         return known[key]
+
+    def run_members(
+        self, run: Callable[[Members, Backend], Outputs], members: Members, backend: Backend
+    ) -> Outputs:
+        """Run members in evaluation mode, on the loop where vmap fails after all.
+
+        Whether vmap can run a module may depend on what members own and on the number of inputs. The loop
+        gives the same, and for inputs that no backend can take it says what is wrong with them. One member
+        gains nothing from vmap, which would map what it shares with nobody, too.
+        """
+        names = frozenset(members.stacked)
+        if backend == "loop" or members.num_members == 1 or names in _ONE_BY_ONE.get(self.module, ()):
+            return run(members, "loop")
+        try:
+            return run(members, backend)
+        except CannotVectorise as error:
+            outputs = run(members, "loop")
+            _ONE_BY_ONE.setdefault(self.module, set()).add(names)
+            warnings.warn(
+                f"Members predict one after another from now on, because vmap cannot run this "
+                f"{type(self.module).__name__} here: {error.reason}",
+                stacklevel=2,
+            )
+            return outputs
 
     def arrange(self, inputs: Tree, *, has_groups: bool = False) -> Tree:
         """Bring inputs [B, ...], or [G, B, ...], to the network's precision and preferred memory format."""

@@ -159,8 +159,10 @@ def _for_prediction(
     if wanted == "auto":
         posterior = method.posterior(set_up.problem, set_up.state.chain(0))
         if posterior.num_members is None:
-            block = next(posterior.draw(TRIAL_DRAWS))  # fewer, where a draw is large
-            seconds = {b: _pass_seconds(network, block.to(device), source, b) for b in BACKENDS}
+            block = next(posterior.draw(TRIAL_DRAWS)).to(device)  # fewer, where a draw is large
+            seconds = {b: _pass_seconds(network, block, source, b) for b in BACKENDS}
+            if math.isinf(_pass_seconds(network, block, source, "vmap", 1)):  # the last batch may have one
+                return "loop"
             return min(BACKENDS, key=lambda name: seconds[name])
     if chosen == "loop":
         return "loop"

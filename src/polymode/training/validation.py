@@ -1,12 +1,13 @@
 """Scores of every member on held-out data during training."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polymode.data import Data
-from polymode.members import Members, Tensors, call_module, map_members
+from polymode.members import Backend, Members, Tensors, call_module, map_members
 from polymode.training.batches import Batches
 from polymode.training.objective import Objective
 from polymode.training.state import Best, State, clones, copy_into
@@ -30,11 +31,8 @@ def validate(
             scores["nll"][rows], scores["error"][rows] = nll.float(), error.float()
             scores["objective"][rows] = nll.float()
             if (penalty_of := objective.penalty) is not None:
-                penalty = map_members(
-                    lambda weights, own, _, f=penalty_of: f(weights, own),
-                    members.groups(groups),
-                    own,
-                    backend=objective.execution.prediction_backend,
+                penalty = _of_members(
+                    objective, lambda weights, own, f=penalty_of: f(weights, own), members.groups(groups), own
                 )
                 count = objective.execution.num_observations[first]
                 scores["objective"][rows] += (penalty / count).cpu()
@@ -81,13 +79,11 @@ def _scores(objective: Objective, members: Members, own: Tensors, data: Data) ->
     for examples in data.in_order():
         examples = examples.map(lambda t: t.to(device))
         inputs = network.arrange(examples.inputs)
-        outputs = map_members(
-            lambda weights, own, _, x=inputs: call_module(
-                network.module, objective.realised(weights, own), x
-            ),
+        outputs = _of_members(
+            objective,
+            lambda weights, own, x=inputs: call_module(network.module, objective.realised(weights, own), x),
             members,
             own,
-            backend=objective.execution.prediction_backend,
         )
         log_prob = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, examples.targets)
         errors = torch.vmap(likelihood.errors, in_dims=(0, None))(outputs, examples.targets)
@@ -99,3 +95,14 @@ def _scores(objective: Objective, members: Members, own: Tensors, data: Data) ->
         num_observations += float(observed.sum())
     error = error / num_observations
     return nll / num_observations, error.sqrt() if likelihood.squared_errors else error
+
+
+def _of_members(
+    objective: Objective, function: Callable[[Tensors, Tensors], Any], members: Members, own: Tensors
+) -> Any:
+    """``function(weights, own)`` of every member, [M, ...], in the way that predictions are made."""
+
+    def run(members: Members, backend: Backend) -> Any:
+        return map_members(lambda w, o, _: function(w, o), members, own, backend=backend)
+
+    return objective.network.run_members(run, members, objective.execution.prediction_backend)

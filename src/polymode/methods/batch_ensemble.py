@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import require
-from polymode.methods.late_phase import LatePhase, step_base
+from polymode.methods.late_phase import LatePhase
 from polymode.posteriors import Posterior
 from polymode.priors import PriorStd
 from polymode.schedules import Constant, Schedule
@@ -27,8 +27,9 @@ from polymode.training.method import Keep
 class BatchEnsemble(Method):
     """W_k = θ ∘ u_k v_kᵀ for K members from the beginning, u and v ~ N(1, spread²) (Wen et al. 2020).
 
-    All members see each minibatch; θ follows the mean of their gradients, u_k and v_k their own. What remains
-    is an ensemble that shares all but its factors.
+    All members see each minibatch, and θ, u_k and v_k follow the gradient of the mean of their losses, as if
+    the minibatch were tiled K times: of θ the mean of the members' gradients, of u_k and v_k a K-th of their
+    own. What remains is an ensemble that shares all but its factors.
 
     num_members: K, networks that share the matrices. spread: standard deviation of the factors when they
     begin. matrices: patterns of the weights that get factors; None takes all but embeddings. prior_std: s of
@@ -85,11 +86,10 @@ class BatchEnsemble(Method):
         def together(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
             [batch] = batches
             losses, gradients = objective.losses_and_gradients(state, batch)
-            for name, optimizer in state.optimizers.items():
-                if name == "base":
-                    step_base(state, dict(gradients.shared), 1 / self.num_members, batch)
-                else:
-                    optimizer.step(gradients.stacked, batch.cohorts)
+            share = 1 / self.num_members  # gradients are those of the sum over members, the loss is the mean
+            mean = {name: share * g for name, g in (gradients.shared | gradients.stacked).items()}
+            for optimizer in state.optimizers.values():
+                optimizer.step(mean, batch.cohorts)
             return losses
 
         [phase] = self._late_phase.phases(_of_any_length(problem), epochs)

@@ -167,7 +167,7 @@ def prediction_case(num_points: int) -> Callable[[], Contenders]:
 
 # --- chains and samplers of a UCI-size MLP -----------------------------------------------------
 
-PRIOR_STD = 0.4472  # a variance of 0.2, as in paper 000
+PRIOR_STD = 0.4472  # a variance of 0.2, as in Delaunoy and Louppe (2021)
 
 
 def sequential_anchored(chains: int, first_epochs: int) -> pm.methods.SequentialAnchored:

@@ -1,4 +1,4 @@
-"""The networks of ensemble model patching (paper 002), and dropout before BatchNorm."""
+"""The networks of ensemble model patching (Chang et al. 2019), and dropout before BatchNorm."""
 
 import pytest
 import torch

@@ -18,7 +18,7 @@ from polymode.models import MODELS
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 FOLDER = EXPERIMENTS / "sequential_anchored"
 NAMES = ("cifar10", "cifar10-shifted", "imdb", "dermamnist", "energy-gap")
-PAPER_000 = [FOLDER / f"{name}-{budget}.yaml" for name in NAMES for budget in (200, 500, 1000, 10_000)]
+SEQUENTIAL = [FOLDER / f"{name}-{budget}.yaml" for name in NAMES for budget in (200, 500, 1000, 10_000)]
 
 
 def read(path):
@@ -26,8 +26,8 @@ def read(path):
     return options, make_methods(wanted_methods(options.methods, ()), options.set, {})
 
 
-@pytest.mark.parametrize("path", PAPER_000, ids=lambda p: p.stem)
-def test_tables_1_and_2_of_paper_000(path):
+@pytest.mark.parametrize("path", SEQUENTIAL, ids=lambda p: p.stem)
+def test_tables_1_and_2_of_sequential_anchored_ensembles(path):
     options, methods = read(path)
     assert options.data in DATA
     assert options.model in MODELS
@@ -45,7 +45,7 @@ def test_tables_1_and_2_of_paper_000(path):
     assert anchored.optimizer == chain.optimizer
 
 
-@pytest.mark.parametrize("path", sorted(set(FOLDER.glob("*.yaml")) - set(PAPER_000)), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted(set(FOLDER.glob("*.yaml")) - set(SEQUENTIAL)), ids=lambda p: p.stem)
 def test_other_configs_can_be_followed(path):
     if path.stem.endswith("-hmc"):
         options = parse(ReferenceOptions, "reference", ABOUT, ["--config", str(path)])
@@ -57,13 +57,13 @@ def test_other_configs_can_be_followed(path):
         assert sized.num_chains * epochs == pytest.approx(options.budget, rel=0.05)
 
 
-# --- paper 002 -----------------------------------------------------------------------------------------
+# --- ensemble model patching (Chang et al. 2019) ---------------------------------------------------------
 
-PAPER_002 = sorted((EXPERIMENTS / "model_patching").glob("*.yaml"))
+PATCHING = sorted((EXPERIMENTS / "model_patching").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("path", PAPER_002, ids=lambda p: p.stem)
-def test_tables_of_paper_002(path):
+@pytest.mark.parametrize("path", PATCHING, ids=lambda p: p.stem)
+def test_tables_of_model_patching(path):
     options, methods = read(path)
     assert options.model in MODELS
     assert options.draws == 200
@@ -98,17 +98,17 @@ def help_of(script, note):
 @pytest.mark.parametrize("script", ["uci", "calibration", "prior_functions"])
 def test_scripts_say_what_they_do(script, tmp_path):
     shown = help_of(EXPERIMENTS / "model_patching" / f"{script}.py", tmp_path / "help.txt")
-    assert "of paper 002" in shown or "model patching" in shown
+    assert "Chang et al. (2019)" in shown or "model patching" in shown
 
 
-# --- paper 004 -----------------------------------------------------------------------------------------
+# --- late-phase weights (von Oswald et al. 2021) ---------------------------------------------------------
 
 LATE = EXPERIMENTS / "late_phase"
 EPOCHS = {"imagenet": 20, "enwik8": 50, "pretrained": 20, "wrn28-14": 300, "pyramidnet": 300}
 
 
 @pytest.mark.parametrize("path", sorted(LATE.glob("*.yaml")), ids=lambda p: p.stem)
-def test_tables_of_paper_004(path):
+def test_tables_of_late_phase_weights(path):
     options, methods = read(path)
     assert options.model in MODELS or options.model.startswith("experiments.late_phase.")
     assert options.data in DATA or options.data.startswith("experiments.")
@@ -137,6 +137,6 @@ def test_hypernetwork_config_has_the_banks_of_table_7():
 
 
 @pytest.mark.parametrize("script", ["images", "text", "quadratic", "sensitivity"])
-def test_scripts_of_paper_004_say_what_they_do(script, tmp_path):
+def test_scripts_of_late_phase_weights_say_what_they_do(script, tmp_path):
     shown = help_of(LATE / f"{script}.py", tmp_path / "help.txt")
     assert "late-phase" in shown.lower() or "quadratic" in shown

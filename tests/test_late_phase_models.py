@@ -1,4 +1,4 @@
-"""The networks of late-phase weights (paper 004): wide residual networks and a character LSTM."""
+"""The networks of von Oswald et al. (2021): wide residual networks and a character LSTM."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The family of component mixtures against its definition: Eq. 1, Table 2 and Eq. 6 of paper 002."""
+"""The family of component mixtures against its definition: Chang et al. (2019), Eqs. 1 and 6, Table 2."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Parameter counts that the papers and their audits state."""
+"""Parameter counts that the papers (docs/references.md) state."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_counts(make, expected):
 
 
 def test_resnet20_convolutions_and_classifier():
-    """268,346 without BatchNorm and the two 1×1 shortcuts (FACTS §2.6)."""
+    """268,346 without BatchNorm and the two 1×1 shortcuts."""
     module = resnet20()
     kept = count(module, lambda n: "bn" not in n and "downsample" not in n)
     assert kept == 268_346
@@ -131,7 +131,7 @@ def test_networks_that_do_not_fit_are_refused(spec, shape, options, message):
         make_model(spec, shape, 2, options)
 
 
-# The networks of the sequential ensembles (paper 000), small where they can be, and their inputs.
+# The networks of Delaunoy and Louppe (2021), small where they can be, and their inputs.
 SEQUENTIAL = {
     "resnet20_frn": (resnet20_frn, lambda: torch.randn(3, 3, 8, 8)),
     "alexnet": (lambda: AlexNet(image_size=8), lambda: torch.randn(3, 3, 8, 8)),

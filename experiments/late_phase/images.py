@@ -3,13 +3,13 @@
     python experiments/late_phase/images.py --data FOLDER --runs FOLDER --network lenet5
     python experiments/late_phase/images.py --data FOLDER --runs FOLDER --network resnet8
 
-As in the paper: SGD with Nesterov momentum 0.9, rate 0.1 for a batch of 128, weight decay 0.0005, crops and
-flips; the rate falls linearly to a hundredth (to half of it for SWA and SWAG) between half and four fifths of
-the training; LeNet-5 with BatchNorm has T₀ at a quarter, σ₀ = 0.5 and no late head, the residual network T₀
-at 60 %, σ₀ = 0 and a late head; γ = 1. Unlike it: K = 5, an ensemble of three, fewer images and epochs and
-smaller batches, so that a short training has rounds enough. Foreign images are Fashion-MNIST, in the middle
-of 32×32 pixels. Runs that were cut go on where they stopped; those that are finished are read back. Rows are
-written as they end.
+As in von Oswald et al. (2021): SGD with Nesterov momentum 0.9, rate 0.1 for a batch of 128, weight decay
+0.0005, crops and flips; the rate falls linearly to a hundredth (to half of it for SWA and SWAG) between half
+and four fifths of the training; LeNet-5 with BatchNorm has T₀ at a quarter, σ₀ = 0.5 and no late head, the
+residual network T₀ at 60 %, σ₀ = 0 and a late head; γ = 1. Unlike it: K = 5, an ensemble of three, fewer
+images and epochs and smaller batches, so that a short training has rounds enough. Foreign images are
+Fashion-MNIST, in the middle of 32×32 pixels. Runs that were cut go on where they stopped; those that are
+finished are read back. Rows are written as they end.
 """
 
 import argparse
@@ -39,7 +39,7 @@ NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
 
 
 def methods(network: str, epochs: int, batch_size: int) -> dict[str, pm.Method]:
-    """Every method with the schedule that the paper gives it."""
+    """Every method with the schedule that von Oswald et al. give it."""
     rate = 0.1 * batch_size / 128
     sgd = pm.Optimizer("SGD", lr=rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
     falling = pm.schedules.Linear(0.5 * epochs, 0.8 * epochs, 0.01)

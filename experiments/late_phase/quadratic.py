@@ -1,9 +1,9 @@
-"""Figure 1 of paper 004: the noisy quadratic problem, late-phase weights beside independent models.
+"""The noisy quadratic problem, late-phase weights beside independent models (von Oswald et al. 2021, Fig. 1).
 
     python experiments/late_phase/quadratic.py
 
 dim = 100, H_ii = 1/i, Σ = H⁻¹, w* = 1, γ = 1/K, started at w*, over four times the steps in which the slowest
-weight forgets its start; the second half is averaged. The paper's rate, batch and w* are not stated: three
+weight forgets its start; the second half is averaged. Their rate, batch and w* are not stated: three
 rates are run, the largest also for longer, until the scales of θ and φ are at rest. Results that the table
 holds already are not computed again.
 """

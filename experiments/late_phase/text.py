@@ -2,13 +2,13 @@
 
     python experiments/late_phase/text.py --data FOLDER --runs FOLDER
 
-As in the paper: factors u, v of the recurrent matrix that begin uniform within 1 ± 0.01, Adam without decay,
-T₀ at 60 %, σ₀ = 0.35, γ = 1, no late head. "rank_one" has the factors from the beginning and one member.
-Unlike it: film reviews (the training texts of IMDB, in their order, every character beyond ASCII left out) in
-place of enwik8, 128 units in place of 500, K = 5, sequences of 64 characters in batches of 32, far fewer of
-them and fewer epochs, and so that something is learned in them a rate of 0.005 in place of 0.001 and weights
-that begin as usual in place of ±0.01. Runs that were cut go on where they stopped; rows are written as they
-end.
+As in von Oswald et al. (2021): factors u, v of the recurrent matrix that begin uniform within 1 ± 0.01, Adam
+without decay, T₀ at 60 %, σ₀ = 0.35, γ = 1, no late head. "rank_one" has the factors from the beginning and
+one member. Unlike it: film reviews (the training texts of IMDB, in their order, every character beyond ASCII
+left out) in place of enwik8, 128 units in place of 500, K = 5, sequences of 64 characters in batches of 32,
+far fewer of them and fewer epochs, and so that something is learned in them a rate of 0.005 in place of 0.001
+and weights that begin as usual in place of ±0.01. Runs that were cut go on where they stopped; rows are
+written as they end.
 """
 
 import argparse

@@ -2,11 +2,11 @@
 
     python experiments/model_patching/calibration.py --data FOLDER --runs FOLDER
 
-As in the paper: Adam with its defaults, batches of 256, L2 of 0.001/256 on all trained numbers, K = 5
-components in BatchNorm and output layers, dropout of 0.005 before every BatchNorm, final weights, calibration
-errors from 20 bins without those of five images or fewer. Unlike it: a small network, CIFAR-10 without
-augmentation, of which 20,000 images, 20 epochs; three seeds with standard errors. Runs that were cut go on
-where they stopped; those that are finished are read back.
+As in Chang et al. (2019): Adam with its defaults, batches of 256, L2 of 0.001/256 on all trained numbers,
+K = 5 components in BatchNorm and output layers, dropout of 0.005 before every BatchNorm, final weights,
+calibration errors from 20 bins without those of five images or fewer. Unlike it: a small network, CIFAR-10
+without augmentation, of which 20,000 images, 20 epochs; three seeds with standard errors. Runs that were cut
+go on where they stopped; those that are finished are read back.
 """
 
 import argparse
@@ -38,7 +38,7 @@ COLUMNS = ("method", "draws", "seeds", "epochs", "parameters", *(c for s in SCOR
 
 
 def scores(probabilities: torch.Tensor, labels: torch.Tensor) -> list[float]:
-    """Accuracy, NLL and the paper's two calibration errors."""
+    """Accuracy, NLL and the two calibration errors of Chang et al. (2019)."""
     picked = probabilities.gather(1, labels[:, None]).clamp(min=1e-12)
     return [
         pm.metrics.accuracy(probabilities, labels),

@@ -1,4 +1,4 @@
-"""Figure 3 of paper 002: functions of one hidden layer drawn from the prior, through dropout and through EMP.
+"""Figure 3 of Chang et al. (2019): functions of one hidden layer from the prior, through dropout and EMP.
 
     python experiments/model_patching/prior_functions.py --out FOLDER
 
@@ -52,7 +52,7 @@ def functions(family: Family, number: int, seed: int) -> tuple[Tensor, Tensor]:
             components = scale * torch.randn(count, *parameter.shape, generator=generator)
             weights[name] = components if name in mixture.shapes else components[0]
         weights |= mixture.realise(weights, torch.tensor(1000 * seed + index))
-        if family.drop:  # the paper drops weights as they are, without dividing by what is kept
+        if family.drop:  # they drop weights as they are, without dividing by what is kept
             weights |= {name: weights[name] * (1 - family.drop) for name in mixture.shapes}
         drawn.append(torch.func.functional_call(module, weights, (x,)).flatten())
     return x.flatten(), torch.stack(drawn)

@@ -1,8 +1,8 @@
-"""Tables 12 and 13 of paper 002: RMSE and log predictive density on the UCI regression sets.
+"""Tables 12 and 13 of Chang et al. (2019): RMSE and log predictive density on the UCI regression sets.
 
     python experiments/model_patching/uci.py --data FOLDER --runs FOLDER --sets boston --methods ecmp,emp
 
-The protocol of the paper: one hidden layer of 50 ReLU units (100 for protein), BatchNorm after the input and
+Their protocol: one hidden layer of 50 ReLU units (100 for protein), BatchNorm after the input and
 the hidden layer with γ = 0.2 at the start, only those patched with K = 5; Adam with its defaults, 4,000
 epochs, batches of 100, weight decay 0.01, mean squared error on standardised targets; the densities have the
 noise τ = 0.1 in the units of the data. Dropout of 0.005 stands in the place of BatchNorm, the ensemble has

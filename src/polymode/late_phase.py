@@ -1,4 +1,4 @@
-"""Late-phase weights for one's own training loop (paper 004, Algorithm 1).
+"""Late-phase weights for one's own training loop (von Oswald et al. 2021, Algorithm 1).
 
 The module stays the user's and its parameters stay the same objects; their values are those of one member
 at a time. ``fit(pm.methods.LatePhase(...))`` is the same algorithm with everything around it.
@@ -52,7 +52,7 @@ class LatePhase:
     else factors. Buffers, such as running statistics, are each member's own. head: whether the last layer is
     late, too. matrices: patterns of the weights that get factors; None takes all but embeddings and the head.
     noise: σ₀, φ_k = φ₀ + σ₀ RMS(φ₀) ε for each tensor. base_scale: γ. average: of what the collapse takes the
-    mean, realised "weights" or, as the paper, "factors". seed: of the noise.
+    mean, realised "weights" or, as von Oswald et al., "factors". seed: of the noise.
     """
 
     def __init__(

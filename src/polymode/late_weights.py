@@ -1,6 +1,7 @@
 """Weights of which some exist several times: w_k = h(θ, φ_k), and the one network they average to.
 
-θ are base weights, which the members share; φ_k are late weights, a member's own (paper 004, Section 2.2).
+θ are base weights, which the members share; φ_k are late weights, a member's own (von Oswald et al. 2021,
+Section 2.2).
 """
 
 import math

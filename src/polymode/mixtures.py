@@ -69,7 +69,7 @@ class Family:
 def family_of(
     scheme: str, num_components: int = 5, rate: float = 0.1, probabilities: Sequence[float] | None = None
 ) -> Family:
-    """The members of the family that have names (Table 2 and Eqs. 4, 5 of the paper)."""
+    """The members of the family that have names (Chang et al. 2019, Table 2 and Eqs. 4, 5)."""
     given = None if probabilities is None else tuple(probabilities)
     if given is not None and scheme in ("dropout", "dropconnect"):
         raise InputError(f"The scheme {scheme!r} has a rate, not probabilities={list(given)}.")

@@ -1,8 +1,9 @@
 """Sketches of the five papers' methods in the contracts, as small as they can be.
 
 They are not the methods, which come with their own files and tests: they show that chains of members
-(000), noise and KL terms (001), component mixtures (002), trajectories (003) and shared weights with an
-inner loop (004), and masks that change in training, need nothing that the core does not have.
+(Delaunoy and Louppe 2021), noise and KL terms (Jantre et al. 2022), component mixtures (Chang et al. 2019),
+trajectories (Fort et al. 2019) and shared weights with an inner loop (von Oswald et al. 2021), and masks
+that change in training, need nothing that the core does not have.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ def draw_normal(state: State, name: str, groups: range | None = None) -> None:
 
 @dataclass(frozen=True)
 class AnchoredChain(Sketch):
-    """000: a long training at the first anchor, then short ones while the anchor walks."""
+    """Anchored chains: a long training at the first anchor, then short ones while the anchor walks."""
 
     name: ClassVar[str] = "anchored_chain"
     chains: int = 2
@@ -83,7 +84,7 @@ class AnchoredChain(Sketch):
 
 @dataclass(frozen=True)
 class MeanField(Sketch):
-    """001: Gaussian weights; each step draws noise, the loss has a KL term of the whole data set."""
+    """Gaussian weights; each step draws noise, the loss has a KL term of the whole data set."""
 
     name: ClassVar[str] = "mean_field"
 
@@ -142,7 +143,7 @@ class MeanField(Sketch):
 
 @dataclass(frozen=True)
 class Components(Sketch):
-    """002: K components of the last bias, one drawn for each step; the rest is shared."""
+    """Component mixtures: K components of the last bias, one drawn for each step; the rest is shared."""
 
     name: ClassVar[str] = "components"
     patched: str = "bias"
@@ -188,7 +189,7 @@ class Components(Sketch):
 
 @dataclass(frozen=True)
 class Trajectory(Sketch):
-    """003: every epoch's weights of one run."""
+    """Trajectories: every epoch's weights of one run."""
 
     name: ClassVar[str] = "trajectory"
 
@@ -205,7 +206,7 @@ class Trajectory(Sketch):
 
 @dataclass(frozen=True)
 class LateHead(Sketch):
-    """004: after T₀ the last layer becomes K members, trained in rounds; then they collapse."""
+    """Late-phase weights: after T₀ the last layer becomes K members, trained in rounds; they collapse."""
 
     name: ClassVar[str] = "late_head"
     num_members: int = 3

@@ -1,4 +1,4 @@
-"""All five papers fit the contracts: see sketches.py."""
+"""The methods of all five papers fit the contracts: see sketches.py."""
 
 from dataclasses import replace
 
@@ -137,7 +137,7 @@ def test_optimisers_that_cannot_be_carried_are_refused():
 
 
 def test_late_rounds_against_a_naive_loop():
-    """Algorithm 1 of paper 004 by hand: members step at once, the base once a round."""
+    """Algorithm 1 of von Oswald et al. (2021) by hand: members step at once, the base once a round."""
     module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     data = BY_NAME["mlp"].data(24, batch_size=5)  # five minibatches: one round of three, one of two
     posterior = pm.fit(

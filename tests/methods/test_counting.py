@@ -1,4 +1,4 @@
-"""The parameter counts of Tables 1 and 3 of paper 002, exactly."""
+"""The parameter counts of Tables 1 and 3 of Chang et al. (2019), exactly."""
 
 import pytest
 from torch import nn

@@ -133,7 +133,7 @@ class Shifted(nn.Module):
     "make", [lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), Shifted], ids=["MLP", "sum"]
 )
 def test_members_that_own_nothing_accumulate_gradients(make):
-    """The paper's control: a step of the base for three minibatches, nothing else."""
+    """The control of von Oswald et al. (2021): a step of the base for three minibatches, nothing else."""
     net = make().double()
     plain = pm.Optimizer("SGD", lr=0.1)
     method = pm.methods.LatePhase(3, 0, weights=(), head=False, base_scale=1 / 3, optimizer=plain)

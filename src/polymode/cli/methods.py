@@ -33,7 +33,8 @@ class MethodsOptions(ScreenOptions):
     count: bool = option(False, "with --model: parameters that each method keeps, and the overhead")
     shape: str = option("", "with --count: shape of an example, 3,32,32 for images", metavar="SIZES")
     without_norm: bool = option(
-        False, "with --count: leave one copy of the normalisation layers out, as Table 3 of paper 002 does"
+        False,
+        "with --count: leave one copy of the normalisation layers out, as Table 3 of Chang et al. (2019)",
     )
     set: dict[str, Any] = option({}, "set an option of the model or of a method; may be repeated")
 

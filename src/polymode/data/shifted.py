@@ -30,8 +30,8 @@ DOWNLOADS = (
     ),
 )
 FOLDER = "CIFAR-10-C"
-# The test set of the NeurIPS 2021 competition by its organisers' note. The paper on sequential ensembles
-# (000) speaks of severity 4 throughout, but was judged on that competition's data.
+# The test set of the NeurIPS 2021 competition by its organisers' note. Delaunoy and Louppe (2021)
+# speak of severity 4 throughout, but were judged on that competition's data.
 SHIFTS: Mapping[str, int] = MappingProxyType(
     {"gaussian_noise": 2, "brightness": 3, "pixelate": 4, "zoom_blur": 5}
 )

@@ -1,4 +1,4 @@
-"""How much the loss rises around trained weights (paper 004, "Flatness")."""
+"""How much the loss rises around trained weights (von Oswald et al. 2021, "Flatness")."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The noisy quadratic problem: where late-phase weights can be calculated (paper 004, Section 3.1)."""
+"""The noisy quadratic problem: where late-phase weights can be calculated (von Oswald et al. 2021, §3.1)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -34,12 +34,12 @@ class Anchored(Method):
     """θ_m = argmin −Σ_n log p(y_n | x_n, θ) + Σ_j (θ_j − a_mj)²/(2 s²), with anchors a_m ~ N(0, s²).
 
     num_members: M, run side by side. prior_std: s, one number, numbers by pattern of the weights' names, or
-    ``priors.FanIn``. start: "network" begins at the network's own initialisation (paper 000), "anchor" at
-    the anchor (Pearce). perturb_data: randomise the data of each member too; targets of a Gaussian
-    likelihood with known noise are drawn again with that noise, which makes the members exact posterior
-    samples of a linear model, and examples of any other likelihood get weights w ~ Exp(1). optimizer: any of
-    ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate. keep: "last",
-    "best" (by validation) or a ``KeepBest``.
+    ``priors.FanIn``. start: "network" begins at the network's own initialisation (Delaunoy and Louppe 2021),
+    "anchor" at the anchor (Pearce et al. 2020). perturb_data: randomise the data of each member too; targets
+    of a Gaussian likelihood with known noise are drawn again with that noise, which makes the members exact
+    posterior samples of a linear model, and examples of any other likelihood get weights w ~ Exp(1).
+    optimizer: any of ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate.
+    keep: "last", "best" (by validation) or a ``KeepBest``.
     """
 
     name: ClassVar[str] = "anchored"

@@ -28,7 +28,7 @@ def parameter_counts(
     """Count what each method keeps of a network.
 
     count_norm: False leaves one copy of the normalisation layers' parameters out for every network, as Table
-    3 of paper 002 does for its fully connected one; further components are always counted.
+    3 of Chang et al. (2019) does for its fully connected one; further components are always counted.
     """
     norms = [part for part in module.modules() if isinstance(part, NORMALISATIONS)]
     uncounted = 0 if count_norm else sum(p.numel() for part in norms for p in part.parameters(recurse=False))

@@ -1,4 +1,7 @@
-"""Anchored networks one after another, each from the last one's solution (paper 000)."""
+"""Anchored networks one after another, each from the last one's solution.
+
+Delaunoy and Louppe, "SAE: Sequential Anchored Ensembles", 2021.
+"""
 
 import math
 import warnings
@@ -18,7 +21,7 @@ from polymode.training.method import Keep
 from polymode.training.state import under
 
 MEMORY = "walk."  # what the walk remembers: ``State.own["walk." + name]``
-FIRST_EPOCHS = 100  # of the paper's long trainings
+FIRST_EPOCHS = 100  # of the long trainings in Delaunoy and Louppe (2021)
 
 
 def split_budget(

@@ -172,7 +172,7 @@ class SWAG(_Averaging):
     of: how the weights are trained: any method with weights at its end, such as Single or LatePhase. start:
     epochs before the first that counts, as a whole number or as a fraction of all. num_draws: networks in the
     posterior. rank: R, the number of latest deviations that are kept; 0 leaves the diagonal alone. scale: of
-    the covariance; ½ is that of the paper, which halves the sum of its two parts.
+    the covariance; ½ is that of Maddox et al. (2019), which halves the sum of its two parts.
     """
 
     name: ClassVar[str] = "swag"

@@ -73,8 +73,8 @@ def ece(
 ) -> float:
     """Expected calibration error: Σ_bins (n_bin/n) |accuracy − confidence|.
 
-    min_count: bins with that many points or fewer are removed (5 in paper 002); n stays the number of
-    all points.
+    min_count: bins with that many points or fewer are removed (5 in Chang et al. 2019); n stays the
+    number of all points.
     """
     bins = calibration_bins(probabilities, labels, num_bins, binning)
     gaps, counts = _gaps(bins, min_count)

@@ -1,4 +1,4 @@
-"""Closeness of a predictive to a reference, such as the one of Hamiltonian Monte Carlo (paper 000)."""
+"""Closeness of a predictive to a reference, such as the one of Hamiltonian Monte Carlo."""
 
 import torch
 from torch import Tensor
@@ -50,7 +50,7 @@ def wasserstein1(samples: Tensor, reference: Tensor) -> float:
     """W₁ = ∫ |F⁻¹ − G⁻¹|, mean over points, from samples [S, N] and [R, N].
 
     With S = R it is the mean absolute difference of the sorted samples; this is the quantity that
-    paper 000 prints under the name W2.
+    Delaunoy and Louppe (2021) print under the name W2.
     """
     differences, widths = _quantile_differences(samples, reference)
     return torch.tensordot(widths, differences.abs(), 1).mean().item()

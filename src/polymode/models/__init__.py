@@ -1,4 +1,4 @@
-"""Networks of the papers, with the parameter counts they state."""
+"""Networks of the papers in docs/references.md, with the parameter counts they state."""
 
 from polymode.models.alexnet import AlexNet
 from polymode.models.catalogue import MODELS, Architecture, make_model

@@ -1,4 +1,4 @@
-"""The variant of AlexNet for small images that the sequential ensembles use (paper 000)."""
+"""The variant of AlexNet for small images that Delaunoy and Louppe (2021) use."""
 
 from torch import Tensor, nn
 

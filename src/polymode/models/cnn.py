@@ -1,4 +1,4 @@
-"""The small convolutional networks of the loss-landscape paper (003, §3)."""
+"""The small convolutional networks of Fort et al. (2019, §3)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,6 @@
-"""ResNet-20 with filter response normalisation and swish, the network of the HMC reference (paper 000).
+"""ResNet-20 with filter response normalisation and swish, the network of the HMC reference.
+
+Used by Izmailov et al. (2021) and, for sequential anchored ensembles, by Delaunoy and Louppe (2021).
 
 It has no BatchNorm: the output for one example depends on no other, as a posterior needs.
 """

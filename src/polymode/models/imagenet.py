@@ -1,4 +1,4 @@
-"""The residual network for large images (He et al. 2016) that ensemble model patching uses (paper 002)."""
+"""The residual network for large images (He et al. 2016) that Chang et al. (2019) patch."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ class ImageNetResNet(nn.Module):
     """A 7×7 stem and max-pooling (together a quarter of the size), four stacks of 64, 128, 256, 512 channels.
 
     Parameters and buffers are named as in torchvision, whose state dicts load. dropout: its rate directly
-    before every BatchNorm (paper 002, Appendix D).
+    before every BatchNorm (Chang et al. 2019, Appendix D).
     """
 
     def __init__(

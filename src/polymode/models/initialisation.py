@@ -1,4 +1,4 @@
-"""Initial weights: those of Haiku's layers (paper 000), and of residual networks with BatchNorm."""
+"""Initial weights: of Haiku's layers (Delaunoy and Louppe 2021), and of residual networks with BatchNorm."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""LeNets: of the sequential ensembles (paper 000), for DermaMNIST, and LeNet-5 with BatchNorm (paper 004)."""
+"""LeNets: for DermaMNIST (Delaunoy and Louppe 2021), and LeNet-5 with BatchNorm (von Oswald et al. 2021)."""
 
 from torch import Tensor, nn
 

@@ -13,9 +13,9 @@ class MLP(nn.Sequential):
     """Linear layers with an activation between them: [B, num_inputs] -> [B, num_outputs].
 
     Inputs with more axes are flattened. batch_norm: "before" (or true) puts BatchNorm before each activation,
-    "after" behind it, as paper 002 does. input_norm: BatchNorm of the inputs as well. norm_scale: the scale γ
-    that BatchNorm starts at. dropout: its rate behind each activation, directly before a BatchNorm "after".
-    input_dropout: the inputs are dropped too. output_bias: whether the last layer has a bias.
+    "after" behind it, as Chang et al. (2019) do. input_norm: BatchNorm of the inputs as well. norm_scale: the
+    scale γ that BatchNorm starts at. dropout: its rate behind each activation, directly before a BatchNorm
+    "after". input_dropout: the inputs are dropped too. output_bias: whether the last layer has a bias.
     """
 
     def __init__(

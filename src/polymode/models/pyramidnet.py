@@ -1,4 +1,4 @@
-"""Pyramidal residual networks for small images (Han et al. 2017; paper 002 uses depth 110, α = 270)."""
+"""Pyramidal residual networks for small images (Han et al. 2017; Chang et al. 2019: depth 110, α = 270)."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -35,8 +35,8 @@ class PyramidNet(nn.Module):
     """A 3×3 stem of 16 channels and three stacks of n = (depth − 2)/6 blocks that widen to 16 + alpha.
 
     Block i of the 3n has 16 + i alpha/3n channels, rounded; then BN–ReLU, average pooling, one linear layer.
-    Names are those of Han et al.'s code. dropout: its rate directly before every BatchNorm (paper 002,
-    Appendix D).
+    Names are those of Han et al.'s code. dropout: its rate directly before every BatchNorm (Chang et
+    al. 2019, Appendix D).
     """
 
     def __init__(

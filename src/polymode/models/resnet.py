@@ -1,4 +1,4 @@
-"""Residual networks for small images, with BatchNorm (He et al. 2016; paper 001 uses 32 and 56)."""
+"""Residual networks for small images, with BatchNorm (He et al. 2016); 32 and 56 in Jantre et al. (2022)."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -34,7 +34,7 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     """A 3×3 stem of 16 channels, three stacks (16, 32, 64) of blocks, average pooling, one linear layer.
 
-    dropout: its rate directly before every BatchNorm (paper 002, Appendix D).
+    dropout: its rate directly before every BatchNorm (Chang et al. 2019, Appendix D).
     """
 
     def __init__(

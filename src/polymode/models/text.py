@@ -64,9 +64,10 @@ class LSTM(nn.Module):
 
 
 class CNNLSTM(nn.Module):
-    """Embeddings, one convolution of width 5, max-pooling by 4, an LSTM, one linear layer (paper 000).
+    """Embeddings, one convolution of width 5, max-pooling by 4, an LSTM, one linear layer.
 
-    2,700,098 parameters for 20,000 words and two classes. Padding (token 0) is a word like any other.
+    The network of Delaunoy and Louppe (2021) for texts: 2,700,098 parameters for 20,000 words and two
+    classes. Padding (token 0) is a word like any other.
     """
 
     def __init__(
@@ -100,9 +101,9 @@ class CNNLSTM(nn.Module):
 class CharacterLSTM(nn.Module):
     """Embeddings, an LSTM, one linear layer: symbols [B, T] -> logits [B, T, num_outputs] of the next ones.
 
-    1,556,730 parameters for 205 symbols (paper 004, whose embeddings are not stated; 205 fit its count). The
-    recurrent matrix is ``lstm.weight_hidden``. initial_range: all weights and biases start uniform within
-    ±initial_range (0.01 in the paper); where not given, as those of ``CNNLSTM``.
+    1,556,730 parameters for 205 symbols (von Oswald et al. 2021, who do not state their embeddings; 205 fit
+    their count). The recurrent matrix is ``lstm.weight_hidden``. initial_range: all weights and biases start
+    uniform within ±initial_range (0.01 in theirs); where not given, as those of ``CNNLSTM``.
     """
 
     def __init__(

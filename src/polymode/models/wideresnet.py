@@ -1,4 +1,7 @@
-"""Wide residual networks for small images (Zagoruyko and Komodakis 2016; paper 004 uses 28-10 and 28-14)."""
+"""Wide residual networks for small images (Zagoruyko and Komodakis 2016).
+
+Von Oswald et al. (2021) use 28-10 and 28-14.
+"""
 
 from torch import Tensor, nn
 from torch.nn import functional as F

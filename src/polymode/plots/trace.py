@@ -13,7 +13,9 @@ MOST_TRAININGS = 60  # of a line that shows each of them; more would be a bar
 
 
 def trace_figure(traces: Mapping[str, Trace]) -> Any:
-    """Training loss against member-epochs, a line a method; dots where trainings begin (paper 000, Figure 1).
+    """Training loss against member-epochs, a line a method; dots where trainings begin.
+
+    Figure 1 of Delaunoy and Louppe (2021).
 
     traces: label -> {"member_epochs", "loss", "restarts" (optional)}; restarts are places in the two lists,
     the first epoch of each training. Where they are too many to be told apart, the line goes from the end of

@@ -264,7 +264,7 @@ def _about_traces(traces: Mapping[str, Mapping[str, Any]]) -> str:
         caption += (
             " A dot: a chain begins its next training, where the last one ended (where there are too many, "
             "the line shows how they end). Members of an ensemble are trained side by side, not one after "
-            "another as in Figure 1 of the paper on sequential anchored ensembles: their line falls once."
+            "another as in Figure 1 of Delaunoy and Louppe (2021): their line falls once."
         )
     if any(trace["sampled"] for trace in traces.values()):
         caption += " Samplers: the data term alone, where a block of gradient passes ended."

@@ -1,4 +1,4 @@
-"""Walks that leave N(0, s²) invariant, every scalar on its own: how anchors move through the prior (000)."""
+"""Walks that leave N(0, s²) invariant, every scalar on its own: how anchors move through the prior."""
 
 import math
 from abc import ABC, abstractmethod
@@ -68,7 +68,7 @@ class Independent(Walk):
 
 @dataclass(frozen=True)
 class GuidedWalk(Walk):
-    """Guided-walk Metropolis–Hastings (Gustafson 1998; Algorithm 3 of paper 000).
+    """Guided-walk Metropolis–Hastings (Gustafson 1998; Delaunoy and Louppe 2021, Algorithm 3).
 
     y = a + p |z|, z ~ N(0, (step s)²); accepted with min(1, exp((a² − y²)/(2 s²))), otherwise p ← −p.
     Towards the centre nothing is ever rejected, so a scalar goes on in one direction until it is past it.

@@ -1,11 +1,16 @@
 """Configs of the experiments: the command line takes each, and budgets are divided as in the papers."""
 
 import contextlib
+import csv
+import importlib.util
+import re
 import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from forks import fork
 from polymode.cli.compare import ABOUT, CompareOptions
@@ -140,3 +145,102 @@ def test_hypernetwork_config_has_the_banks_of_table_7():
 def test_scripts_of_late_phase_weights_say_what_they_do(script, tmp_path):
     shown = help_of(LATE / f"{script}.py", tmp_path / "help.txt")
     assert "late-phase" in shown.lower() or "quadratic" in shown
+
+
+# --- replicates ----------------------------------------------------------------------------------------
+
+
+def loaded(path):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def check_means(table, scores, unit, digits):
+    """Every mean and error of a table is that of the rows beside it with the same settings."""
+    each = rows(table.with_name(f"{table.stem}-replicates.csv"))
+    for row in rows(table):
+        settings = [name for name in row if name in each[0]]
+        own = [r for r in each if all(r[n] == row[n] for n in settings if n not in scores)]
+        assert len({r[unit] for r in own}) == len(own) > 1
+        for score in scores:
+            values = np.array([float(r[score]) for r in own])
+            error = values.std(ddof=1) / len(own) ** 0.5
+            assert float(row[score]) == pytest.approx(values.mean(), abs=0.6 * 10**-digits)
+            assert float(row[f"{score}_se"]) == pytest.approx(error, abs=0.6 * 10**-digits)
+
+
+def test_uci_keeps_every_split(tmp_path, monkeypatch):
+    folder = tmp_path / "uci" / "yacht"
+    folder.mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    np.savetxt(folder / "data.txt", generator.normal(size=(40, 3)))
+    (folder / "index_features.txt").write_text("0\n1\n")
+    (folder / "index_target.txt").write_text("2\n")
+    (folder / "n_splits.txt").write_text("3\n")
+    script = loaded(EXPERIMENTS / "model_patching" / "uci.py")
+    monkeypatch.setattr(script, "RESULTS", tmp_path)
+    command = ["uci.py", "--data", str(tmp_path), "--runs", str(tmp_path / "runs"), "--sets", "yacht"]
+    command += ["--methods", "ecmp", "--epochs", "1", "--draws", "3", "--backend", "vmap"]
+    for options in ([], ["--weight-decay", "0"]):
+        monkeypatch.setattr(sys, "argv", [*command, *options])
+        script.main()
+    for name in ("uci", "uci-variants"):
+        assert len(rows(tmp_path / f"{name}.csv")) == 1
+        assert len(rows(tmp_path / f"{name}-replicates.csv")) == 3
+        check_means(tmp_path / f"{name}.csv", script.SCORES, "split", 4)
+    assert rows(tmp_path / "uci-variants.csv")[0]["variant"] == "--weight-decay 0"
+    for name in ("uci", "uci-variants"):  # what is stored can be added to
+        stored = EXPERIMENTS / "model_patching" / "results" / f"{name}.csv"
+        assert list(rows(stored)[0]) == list(rows(tmp_path / f"{name}.csv")[0])
+
+
+def test_sensitivity_keeps_every_seed(tmp_path, monkeypatch):
+    script = loaded(LATE / "sensitivity.py")
+    monkeypatch.setattr(script, "SEEDS", 2)
+    found = iter(torch.rand(20, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+    monkeypatch.setattr(script, "scores", lambda method: next(found))  # in place of two minutes of training
+    table = tmp_path / "sensitivity.csv"
+    monkeypatch.setattr(sys, "argv", ["sensitivity.py", "--results", str(table)])
+    script.main()
+    assert len(rows(table)) == 18
+    check_means(table, script.SCORES, "seed", 4)
+    assert list(rows(table)[0]) == list(rows(LATE / "results" / "sensitivity.csv")[0])
+
+
+def test_the_quadratic_problem_keeps_every_seed(tmp_path, monkeypatch):
+    script = loaded(LATE / "quadratic.py")
+    monkeypatch.setattr(script, "jobs", lambda problem: [("independent", 0.05, 20), ("late phase", 0.05, 20)])
+    monkeypatch.setattr(sys, "argv", ["quadratic.py", "--seeds", "3", "--out", str(tmp_path)])
+    threads = torch.get_num_threads()
+    for _ in range(2):  # the second time all is there
+        script.main()
+    torch.set_num_threads(threads)
+    table = rows(tmp_path / "quadratic.csv")
+    each = rows(tmp_path / "quadratic-replicates.csv")
+    assert (len(table), len(each)) == (14, 42)
+    for row in table:
+        settings = ("kind", "rate", "num_steps", "num_members")
+        own = [float(r["loss"]) for r in each if all(r[n] == row[n] for n in settings)]
+        assert float(row["loss"]) == pytest.approx(np.mean(own), rel=1e-5)
+        assert float(row["loss_se"]) == pytest.approx(np.std(own, ddof=1) / 3**0.5, rel=0.06)
+
+
+def test_prior_functions_keep_the_steps_of_each(tmp_path, monkeypatch):
+    script = loaded(EXPERIMENTS / "model_patching" / "prior_functions.py")
+    monkeypatch.setattr(sys, "argv", ["prior_functions.py", "--out", str(tmp_path)])
+    script.main()
+    assert len(rows(tmp_path / "prior-functions-replicates.csv")) == 9
+    check_means(tmp_path / "prior-functions.csv", ["steps"], "function", 1)
+
+
+@pytest.mark.parametrize("script", ["late_phase/images", "late_phase/text", "model_patching/calibration"])
+def test_other_scripts_add_their_results_by_seed(script):
+    """Their data are not at hand here: what they call is tested in test_tables."""
+    assert re.search(r"add_result\([^)]*, \"seed\", ", (EXPERIMENTS / f"{script}.py").read_text())

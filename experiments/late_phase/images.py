@@ -9,29 +9,27 @@ and four fifths of the training; LeNet-5 with BatchNorm has T₀ at a quarter, �
 residual network T₀ at 60 %, σ₀ = 0 and a late head; γ = 1. Unlike it: K = 5, an ensemble of three, fewer
 images and epochs and smaller batches, so that a short training has rounds enough. Foreign images are
 Fashion-MNIST, in the middle of 32×32 pixels. Runs that were cut go on where they stopped; those that are
-finished are read back. Rows are written as they end.
+finished are read back. Rows are written as they end, and those of the single seeds to
+results/images-replicates.csv.
 """
 
 import argparse
-import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 import polymode as pm
+from polymode.comparison import add_result
 from polymode.data.images import cifar10, fashion_mnist
 from polymode.data.task import Preprocessing, Split
 from polymode.landscape import flatness
 
 SCALES = (0.1, 0.2, 0.3)  # of the noise that measures flatness
 SCORES = ("accuracy", "nll", "ece", "ood_entropy_auroc", "train_nll", *(f"flatness_{s}" for s in SCALES))
-SETTINGS = (
-    *("network", "method", "seeds", "images", "augment", "epochs", "batch_size", "members", "seconds"),
-)
-COLUMNS = (*SETTINGS, *(column for score in SCORES for column in (score, f"{score}_se")))
 NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {
     "lenet5": lambda: pm.models.LeNet5(),
     "resnet8": lambda: pm.models.resnet8(),
@@ -123,22 +121,20 @@ def main() -> None:
             / f"{options.network}-{label}-{options.images}-{options.augment}-{options.epochs}",
             resume=True,
         )
-        judged = {label: posteriors}
+        judged: dict[str, dict[Any, pm.Posterior]] = {label: dict(enumerate(posteriors))}
         if label == "base" and options.seeds > 1:
-            judged["base, ensemble"] = [pm.merge(posteriors)]  # of the networks of all seeds: one, no error
+            judged["base, ensemble"] = {"all": pm.merge(posteriors)}  # of all seeds: one, no error
         for row_label, of_label in judged.items():
-            found = torch.tensor([scores(p, split, foreign, seen) for p in of_label], dtype=torch.float64)
-            error = found.std(0) / math.sqrt(len(found)) if len(found) > 1 else found[0] * math.nan
-            values = [f"{float(v):.4f}" for pair in zip(found.mean(0), error, strict=True) for v in pair]
-            row = (
-                *(options.network, row_label, len(of_label), options.images, options.augment),
-                *(options.epochs, options.batch_size, of_label[0].num_members),
-                *(round(posteriors[0].record["training_seconds"]), *values),
-            )
-            print(dict(zip(COLUMNS, row, strict=True)), flush=True)
-            exists = options.results.exists()
-            with options.results.open("a", newline="") as file:
-                csv.writer(file).writerows([row] if exists else [COLUMNS, row])
+            settings = {"network": options.network, "method": row_label, "seeds": len(of_label)}
+            settings |= {"images": options.images, "augment": options.augment, "epochs": options.epochs}
+            settings |= {"batch_size": options.batch_size}
+            settings |= {"members": next(iter(of_label.values())).num_members}
+            settings |= {"seconds": round(posteriors[0].record["training_seconds"])}
+            found = {
+                seed: dict(zip(SCORES, scores(posterior, split, foreign, seen), strict=True))
+                for seed, posterior in of_label.items()
+            }
+            print(add_result(options.results, settings, "seed", found), flush=True)
 
 
 if __name__ == "__main__":

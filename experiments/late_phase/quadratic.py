@@ -5,17 +5,19 @@
 dim = 100, H_ii = 1/i, Σ = H⁻¹, w* = 1, γ = 1/K, started at w*, over four times the steps in which the slowest
 weight forgets its start; the second half is averaged. Their rate, batch and w* are not stated: three
 rates are run, the largest also for longer, until the scales of θ and φ are at rest. Results that the table
-holds already are not computed again.
+holds already are not computed again. Losses of the single seeds are in results/quadratic-replicates.csv.
 """
 
 import argparse
 import csv
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from polymode.comparison import replicates_path
 from polymode.landscape import NoisyQuadratic
 from polymode.plots import steady_loss_figure
 
@@ -23,6 +25,7 @@ MEMBERS = (1, 2, 5, 10, 15, 20, 25)
 RATES = (0.05, 0.01, 0.002)
 LONG = (0.05, 100_000)  # a rate, and steps enough for φ² to come to rest
 COLUMNS = ("kind", "rate", "num_steps", "num_members", "seeds", "loss", "loss_se", "theory", "times_members")
+REPLICATE = ("kind", "rate", "num_steps", "num_members", "seed", "loss")
 
 
 def jobs(problem: NoisyQuadratic) -> list[tuple[str, float, int]]:
@@ -34,8 +37,10 @@ def jobs(problem: NoisyQuadratic) -> list[tuple[str, float, int]]:
     return [*found, ("late phase", *LONG)]
 
 
-def simulate(problem: NoisyQuadratic, kind: str, rate: float, steps: int, seeds: int) -> list[dict]:
-    """Rows of the table for all numbers of members."""
+def simulate(
+    problem: NoisyQuadratic, kind: str, rate: float, steps: int, seeds: int
+) -> tuple[list[dict], list[dict]]:
+    """Rows of the table for all numbers of members, and those of every seed."""
     run = problem.factored if kind == "independent" else problem.late_phase
     losses = run(rate, MEMBERS, num_steps=steps, num_seeds=seeds)
     errors = losses.std(1) / math.sqrt(seeds)
@@ -49,7 +54,12 @@ def simulate(problem: NoisyQuadratic, kind: str, rate: float, steps: int, seeds:
             )
         values = (kind, rate, steps, count, seeds, f"{loss:.6g}", f"{error:.2g}", f"{theory:.6g}")
         rows.append(dict(zip(COLUMNS, values, strict=False)))
-    return rows
+    each = [
+        dict(zip(REPLICATE, (kind, rate, steps, count, seed, loss), strict=True))
+        for count, of_count in zip(MEMBERS, losses.tolist(), strict=True)
+        for seed, loss in enumerate(of_count)
+    ]
+    return rows, each
 
 
 def key(row: dict) -> tuple[str, float, int]:
@@ -77,6 +87,19 @@ def draw(rows: list[dict], path: Path) -> None:
     steady_loss_figure(curves, one=one).write_html(path, include_plotlyjs=True)
 
 
+def read(path: Path) -> list[dict]:
+    """The rows of a table, none where there is none."""
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+
+
+def write(path: Path, columns: Sequence[str], rows: list[dict]) -> None:
+    """Write a table."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def main() -> None:
     """Simulate what is not there yet, write the table and the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -86,21 +109,20 @@ def main() -> None:
     torch.set_num_threads(1)  # the tensors are small
     problem = NoisyQuadratic(100)
     table = options.out / "quadratic.csv"
-    rows: list[dict] = list(csv.DictReader(table.read_text().splitlines())) if table.exists() else []
+    rows, each = read(table), read(replicates_path(table))
     for kind, rate, steps in jobs(problem):
         if (kind, rate, steps) not in map(key, rows):
             start = time.perf_counter()
-            rows += simulate(problem, kind, rate, steps, options.seeds)
+            made = simulate(problem, kind, rate, steps, options.seeds)
+            rows, each = rows + made[0], each + made[1]
             print(f"{kind}, rate {rate:g}, {steps:,} steps: {time.perf_counter() - start:.0f} s", flush=True)
         one = ones(rows)
         for row in rows:
             row["times_members"] = (
                 f"{int(row['num_members']) * float(row['loss']) / one[float(row['rate'])]:.4f}"
             )
-        with table.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write(replicates_path(table), REPLICATE, each)
+        write(table, COLUMNS, rows)
     draw(rows, options.out / "quadratic.html")
 
 

@@ -4,34 +4,23 @@
 
 A perceptron with BatchNorm on 200 of scikit-learn's digits in batches of ten, 40 epochs of SGD with Nesterov
 momentum whose rate falls linearly to a hundredth between half and four fifths; ten seeds side by side. One of
-T₀ = 60 %, K = 10, σ₀ = 0 is varied at a time. Two minutes on one core.
+T₀ = 60 %, K = 10, σ₀ = 0 is varied at a time. Two minutes on one core. Scores of
+the single seeds are in results/sensitivity-replicates.csv.
 """
 
 import argparse
-import csv
-import math
 from pathlib import Path
 
 import torch
 
 import polymode as pm
+from polymode.comparison import add_result
 from polymode.data.embedded import digits
 
 EPOCHS, SEEDS = 40, 10
 SGD = pm.Optimizer("SGD", lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
 FALLING = pm.schedules.Linear(0.5 * EPOCHS, 0.8 * EPOCHS, 0.01)
-COLUMNS = (
-    "varied",
-    "start",
-    "members",
-    "noise",
-    "accuracy",
-    "accuracy_se",
-    "nll",
-    "nll_se",
-    "gain",
-    "gain_se",
-)
+SETTINGS, SCORES = ("start", "members", "noise"), ("accuracy", "nll", "gain")
 
 
 def late(start: float = 0.6, members: int = 10, noise: float = 0.0, **options) -> pm.Method:
@@ -71,19 +60,12 @@ def main() -> None:
     methods = {("base", ("", "", "")): None} | {setting: late(*setting[1]) for setting in settings}
     methods["accumulation", (0.6, 10, "")] = late(**nothing)
     methods["accumulation, mean", (0.6, 10, "")] = late(base_scale=0.1, **nothing)
-    options.results.parent.mkdir(exist_ok=True)
-    with options.results.open("w", newline="") as file:
-        csv.writer(file).writerow(COLUMNS)
-        for (varied, setting), method in methods.items():
-            each = base if method is None else scores(method)
-            columns = torch.cat(
-                [each, each[:, :1] - base[:, :1]], 1
-            )  # seeds are paired: same start and order
-            mean, error = columns.mean(0), columns.std(0) / math.sqrt(SEEDS)
-            values = [f"{float(v):.4f}" for pair in zip(mean, error, strict=True) for v in pair]
-            csv.writer(file).writerow((varied, *setting, *values))
-            file.flush()
-            print(varied, setting, values, flush=True)
+    for (varied, setting), method in methods.items():
+        each = base if method is None else scores(method)
+        columns = torch.cat([each, each[:, :1] - base[:, :1]], 1)  # seeds are paired: same start and order
+        settings = {"varied": varied, **dict(zip(SETTINGS, setting, strict=True))}
+        found = {seed: dict(zip(SCORES, row, strict=True)) for seed, row in enumerate(columns.tolist())}
+        print(add_result(options.results, settings, "seed", found), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ one member. Unlike it: film reviews (the training texts of IMDB, in their order,
 left out) in place of enwik8, 128 units in place of 500, K = 5, sequences of 64 characters in batches of 32,
 far fewer of them and fewer epochs, and so that something is learned in them a rate of 0.005 in place of 0.001
 and weights that begin as usual in place of ±0.01. Runs that were cut go on where they stopped; rows are
-written as they end.
+written as they end, and those of the single seeds to results/text-replicates.csv.
 """
 
 import argparse
-import csv
 import gzip
 import json
 import math
@@ -21,6 +20,7 @@ from pathlib import Path
 import torch
 
 import polymode as pm
+from polymode.comparison import add_result
 from polymode.data.characters import text
 
 ADAM = pm.Optimizer("Adam", lr=5e-3)
@@ -40,7 +40,6 @@ METHODS: dict[str, pm.Method] = {
     "late_phase+swa": pm.methods.SWA(pm.methods.LatePhase(5, 0.6, noise=0.35, **FACTORS), start=0.8),
 }
 SCORES = ("train_bpc", "test_bpc")
-COLUMNS = ("method", "seeds", "sequences", "epochs", "hidden", *(c for s in SCORES for c in (s, f"{s}_se")))
 
 
 def reviews(folder: Path, target: Path, characters: int = 3_000_000) -> Path:
@@ -89,18 +88,16 @@ def main() -> None:
             resume=True,
         )
         seen = pm.ArrayData(split.train.inputs[:1500], split.train.targets[:1500])
-        found = torch.tensor(
-            [[-float(p.log_prob(d.inputs, d.targets).mean()) / math.log(2) for d in (seen, split.test)]
-             for p in posteriors],
-            dtype=torch.float64,
-        )  # fmt: skip
-        error = found.std(0) / math.sqrt(len(found))
-        values = [f"{float(v):.4f}" for pair in zip(found.mean(0), error, strict=True) for v in pair]
-        row = (label, options.seeds, options.sequences, options.epochs, options.hidden, *values)
-        print(dict(zip(COLUMNS, row, strict=True)), flush=True)
-        exists = options.results.exists()
-        with options.results.open("a", newline="") as file:
-            csv.writer(file).writerows([row] if exists else [COLUMNS, row])
+        found = {
+            seed: {
+                score: -float(posterior.log_prob(data.inputs, data.targets).mean()) / math.log(2)
+                for score, data in zip(SCORES, (seen, split.test), strict=True)
+            }
+            for seed, posterior in enumerate(posteriors)
+        }
+        settings = {"method": label, "seeds": options.seeds, "sequences": options.sequences}
+        settings |= {"epochs": options.epochs, "hidden": options.hidden}
+        print(add_result(options.results, settings, "seed", found), flush=True)
 
 
 if __name__ == "__main__":

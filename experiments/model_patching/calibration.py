@@ -6,17 +6,18 @@ As in Chang et al. (2019): Adam with its defaults, batches of 256, L2 of 0.001/2
 K = 5 components in BatchNorm and output layers, dropout of 0.005 before every BatchNorm, final weights,
 calibration errors from 20 bins without those of five images or fewer. Unlike it: a small network, CIFAR-10
 without augmentation, of which 20,000 images, 20 epochs; three seeds with standard errors. Runs that were cut
-go on where they stopped; those that are finished are read back.
+go on where they stopped; those that are finished are read back. Scores of the single seeds are in
+results/calibration-replicates.csv.
 """
 
 import argparse
-import csv
 import math
 from pathlib import Path
 
 import torch
 
 import polymode as pm
+from polymode.comparison import add_result
 from polymode.data.images import cifar10
 from polymode.plots import draws_figure, reliability_figure
 
@@ -34,7 +35,6 @@ METHODS: dict[str, pm.Method] = {
 }
 DRAWS = (1, 2, 5, 10, 20, 50, 100, 200)
 SCORES = ("accuracy", "nll", "ece", "mce")
-COLUMNS = ("method", "draws", "seeds", "epochs", "parameters", *(c for s in SCORES for c in (s, f"{s}_se")))
 
 
 def scores(probabilities: torch.Tensor, labels: torch.Tensor) -> list[float]:
@@ -77,7 +77,7 @@ def main() -> None:
     options = parser.parse_args()
     split = cifar10(options.data, batch_size=BATCH, num_train=options.images).splits[0]
     draws = tuple(n for n in DRAWS if n <= options.draws)
-    rows, by_draws, bins = [], {}, {}
+    by_draws, bins = {}, {}
     for label in options.methods.split(","):
         posteriors = pm.fit(
             METHODS[label],
@@ -96,10 +96,13 @@ def main() -> None:
         mean, error = found.mean(0), found.std(0) / math.sqrt(options.seeds)
         counted = draws[: found.shape[1]]
         for index, number in enumerate(counted):
-            values = [f"{float(v):.4f}" for pair in zip(mean[index], error[index], strict=True) for v in pair]
-            size = posteriors[0].num_parameters
-            rows.append((label, number, options.seeds, options.epochs, size, *values))
-            print(dict(zip(COLUMNS, rows[-1], strict=True)), flush=True)
+            settings = {"method": label, "draws": number, "seeds": options.seeds, "epochs": options.epochs}
+            settings["parameters"] = posteriors[0].num_parameters
+            each = {
+                seed: dict(zip(SCORES, values, strict=True))
+                for seed, values in enumerate(found[:, index].tolist())
+            }
+            print(add_result(options.out / "calibration.csv", settings, "seed", each), flush=True)
         by_draws[label] = {
             "draws": list(counted),
             "mean": mean[:, SCORES.index("ece")].tolist(),
@@ -112,8 +115,6 @@ def main() -> None:
             "accuracy": curve.accuracy.tolist(),
             "confidence": curve.confidence.tolist(),
         }
-    with (options.out / "calibration.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([COLUMNS, *rows])
     for name, drawn in (
         ("calibration-curve", reliability_figure(bins)),
         ("ece-by-draws", draws_figure(by_draws, "ECE")),

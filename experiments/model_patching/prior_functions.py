@@ -4,7 +4,8 @@
 
 y = B + Σ_h W_h sign(b_h + w_h x) with H = 100 units, B and b ~ N(0, 20), W and w ~ N(0, 5), read as
 variances. Left: each w and W is dropped with probability 0.5. Right: each weight and bias comes from one of
-K = 5 such draws, chosen for each layer (EMP), or for each scalar (ECMP).
+K = 5 such draws, chosen for each layer (EMP), or for each scalar (ECMP). The steps of every function are in
+prior-functions-replicates.csv.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from polymode.comparison import add_result
 from polymode.mixtures import Family, family_of, mixture_over
 from polymode.surgery import trainable_names
 
@@ -68,11 +70,19 @@ def main() -> None:
     figure = make_subplots(1, len(FAMILIES), subplot_titles=list(FAMILIES), shared_yaxes=True)
     for column, (label, family) in enumerate(FAMILIES.items(), 1):
         x, drawn = functions(family, 3, seed=column)
-        steps = (drawn.diff(dim=1) != 0).float().sum(1).mean()
-        print(f"{label}: {steps:.0f} steps between -5 and 5 on average")
+        steps = (drawn.diff(dim=1) != 0).sum(1).tolist()
+        each = {index: {"steps": float(number)} for index, number in enumerate(steps)}
+        table = options.out / "prior-functions.csv"
+        row = add_result(table, {"family": label}, "function", each, digits=1)
+        print(f"{label}: {row['steps']} ±{row['steps_se']} steps between -5 and 5")
         for y, colour in zip(drawn, ("#0072B2", "#D55E00", "#009E73"), strict=True):
             figure.add_scatter(
-                x=x, y=y, mode="lines", line={"color": colour, "width": 1.5}, row=1, col=column
+                x=x.tolist(),
+                y=y.tolist(),
+                mode="lines",
+                line={"color": colour, "width": 1.5},
+                row=1,
+                col=column,
             )
     axis = {"showline": True, "linecolor": "#999", "ticks": "outside", "gridcolor": "#e6e6e6"}
     figure.update_xaxes(title="x", **axis)

@@ -7,11 +7,11 @@ the hidden layer with γ = 0.2 at the start, only those patched with K = 5; Adam
 epochs, batches of 100, weight decay 0.01, mean squared error on standardised targets; the densities have the
 noise τ = 0.1 in the units of the data. Dropout of 0.005 stands in the place of BatchNorm, the ensemble has
 neither. All splits of a set (and the five networks of an ensemble) train side by side. A run that was cut
-goes on where it stopped; rows are written to results/uci.csv as they end.
+goes on where it stopped; rows are written to results/uci.csv as they end, those of variants
+(--raw-targets, --weight-decay) to results/uci-variants.csv, and beside each those of the single splits.
 """
 
 import argparse
-import csv
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 import polymode as pm
+from polymode.comparison import add_result
 from polymode.data.task import Split
 from polymode.data.uci import uci
 from polymode.likelihoods import FixedGaussian
@@ -33,7 +34,7 @@ METHODS = {
     "ensemble": (lambda adam: pm.methods.DeepEnsemble(5, of=pm.methods.Single(optimizer=adam)), {}),
 }
 SCORES = ("rmse", "lpd", "draw_rmse", "draw_lpd")
-COLUMNS = ("set", "method", "splits", "epochs", "draws", *(c for s in SCORES for c in (s, f"{s}_se")))
+RESULTS = Path(__file__).parent / "results"
 SOME = 500  # draws for the scores of single ones
 
 
@@ -90,15 +91,23 @@ def run(name: str, method: str, options: argparse.Namespace) -> dict[str, object
         run_dir=options.runs / f"{name}-{method}-{options.epochs}{suffix}",
         resume=True,
     )
-    found = torch.tensor(
-        [scores(p, s, options.draws) for p, s in zip(posteriors, splits, strict=True)],
-        dtype=torch.float64,
+    found = {
+        index: dict(zip(SCORES, scores(posterior, split, options.draws), strict=True))
+        for index, (posterior, split) in enumerate(zip(posteriors, splits, strict=True))
+    }
+    settings = {"variant": variant(options)} if variant(options) else {}
+    settings |= {"set": name, "method": method, "splits": len(found)}
+    settings |= {"epochs": options.epochs, "draws": options.draws}
+    table = options.results or RESULTS / ("uci-variants.csv" if variant(options) else "uci.csv")
+    return add_result(table, settings, "split", found)
+
+
+def variant(options: argparse.Namespace) -> str:
+    """Options that depart from the protocol."""
+    decay = options.weight_decay != 0.01
+    return " ".join(
+        [*["--raw-targets"] * options.raw_targets, *[f"--weight-decay {options.weight_decay:g}"] * decay]
     )
-    error = found.std(0) / math.sqrt(len(found)) if len(found) > 1 else torch.full((len(SCORES),), torch.nan)
-    values = torch.stack([found.mean(0), error], 1).flatten()
-    rounded = [f"{float(value):.4f}" for value in values]
-    row = (name, method, len(found), options.epochs, options.draws, *rounded)
-    return dict(zip(COLUMNS, row, strict=True))
 
 
 def main() -> None:
@@ -114,18 +123,11 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=None, help="only the first so many")
     parser.add_argument("--backend", default="auto", help="vmap, where other work would disturb the choice")
     parser.add_argument("--draws", type=int, default=10_000)
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "uci.csv")
+    parser.add_argument("--results", type=Path, default=None, help="table to write (default: in results/)")
     options = parser.parse_args()
     for name in options.sets.split(","):
         for method in options.methods.split(","):
-            row = run(name, method, options)
-            print(row, flush=True)
-            exists = options.results.exists()
-            with options.results.open("a", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS)
-                if not exists:
-                    writer.writeheader()
-                writer.writerow(row)
+            print(run(name, method, options), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from polymode.comparison.compare import (
 from polymode.comparison.judgement import Judgement, judge
 from polymode.comparison.results import Comparison, Result, Summary
 from polymode.comparison.robustness import Robustness, judge_corrupted
+from polymode.comparison.tables import add_result, replicates_path
 
 __all__ = [
     "MANIFEST",
@@ -24,6 +25,7 @@ __all__ = [
     "Result",
     "Robustness",
     "Summary",
+    "add_result",
     "check_reference",
     "columns_for",
     "compare",
@@ -31,4 +33,5 @@ __all__ = [
     "judge",
     "judge_all",
     "judge_corrupted",
+    "replicates_path",
 ]

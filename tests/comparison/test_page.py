@@ -124,6 +124,52 @@ def test_strings_are_escaped_everywhere(tmp_path):
     assert scripts == text.count("</script>") == len(re.findall("plotly-graph-div", text)) + 1
 
 
+def with_scores(found, scores, seeds):
+    """The comparison with other NLLs, a list a method."""
+    results = []
+    for label, values in scores.items():
+        base = found.results[0]
+        replicates = [
+            {**base.replicates[0], "seed": seed, "scores": {**base.replicates[0]["scores"], "nll": value}}
+            for seed, value in zip(range(seeds), values, strict=True)
+        ]
+        results.append(replace(base, label=label, replicates=replicates))
+    return replace(found, results=results)
+
+
+@pytest.mark.parametrize(
+    ("scores", "sentence"),
+    [
+        (
+            {"one": [1.0, 2.0, 3.0], "two": [0.9, 1.8, 2.9], "wild": [0.1, 2.5, 2.0]},  # wild: 0.47 ±0.49
+            "The largest decided gain in NLL is that of <b>two</b>: 0.1333 ± 0.0333 better than one",
+        ),
+        (
+            {"one": [1.0, 2.0, 3.0], "two": [0.9, 2.1, 2.9], "three": [1.5, 2.5, 3.5]},
+            "Undecided: no method has a better NLL than <b>one</b> by more than two standard errors; two is "
+            "ahead by 0.0333 ± 0.0667.",
+        ),
+        (
+            {"one": [1.0, 2.0, 3.0], "two": [1.1, 1.9, 3.1]},
+            "two is behind by 0.0333 ± 0.0667.",
+        ),
+        (
+            {"one": [1.0, 2.0, 3.0], "two": [1.1, 2.2, 3.1]},
+            "At this budget no method has a better NLL than <b>one</b>; the nearest, two, is behind by "
+            "0.1333 ± 0.0333.",
+        ),
+        ({"one": [1.0], "two": [0.5]}, "two is ahead by 0.5000 (one replicate, no standard error)."),
+    ],
+)
+def test_the_sentence_at_the_top_claims_only_what_is_decided(tmp_path, scores, sentence):
+    found = made(tmp_path / "c", "categorical", labels=("one",), seeds=(0,))
+    found = with_scores(found, scores, len(scores["one"]))
+    text, _ = read(write_page(found, tmp_path / "page.html"))
+    assert sentence in text.split('<p class="summary">')[1].split("</p>")[0]
+    undecided = sum(1 for r in found.results if (g := found.gain(r)) and not g.is_decided)
+    assert text.split("<h2>Gain and price</h2>")[1].split("</table>")[0].count("undecided") == undecided
+
+
 def test_one_method_and_one_seed_make_a_page_too(tmp_path):
     found = made(tmp_path / "c", "categorical", labels=("one",), seeds=(0,))
     text, _ = read(write_page(found, tmp_path / "page.html"))

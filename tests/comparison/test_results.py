@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from polymode.cli.output import price_table
 from polymode.comparison import Comparison, Result, Summary
 from polymode.comparison.columns import CLASSES, NUMBERS
 from polymode.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian
@@ -69,6 +70,34 @@ def test_gains_are_paired_over_replicates():
         result("a", log_density=[1.0]), result("b", log_density=[3.0]), columns=NUMBERS, quality=NUMBERS[1]
     )
     assert density.gain(density.results[1]).mean == 2.0  # higher is better here
+
+
+@pytest.mark.parametrize(
+    ("values", "decided"),
+    [
+        ([0.1, 0.2], True),  # 0.15 ±0.05: three standard errors
+        ([-0.1, -0.2], True),
+        ([0.1, 0.4], False),  # 0.25 ±0.15: 1.7
+        ([0.0, 0.0], False),
+        ([5.0], False),  # no standard error
+        ([math.inf, 1.0], False),
+    ],
+)
+def test_a_difference_is_decided_beyond_two_standard_errors(values, decided):
+    assert Summary.of(values).is_decided == decided
+
+
+def test_the_table_of_gains_says_which_are_undecided():
+    base, sure = result("a", nll=[1.0, 2.0, 3.0]), result("b", nll=[0.9, 1.8, 2.9])
+    other, worse = result("c", nll=[0.9, 2.1, 2.9]), result("d", nll=[1.1, 2.2, 3.1])
+    [_, *gains] = price_table(comparison(base, sure, other, worse)).columns[1].cells
+    assert gains == [
+        "[green]+0.1333 ±0.0333[/]",
+        "+0.0333 ±0.0667 undecided",
+        "[red]-0.1333 ±0.0333[/]",
+    ]
+    alone = comparison(result("a", nll=[1.0]), result("b", nll=[0.5]))
+    assert list(price_table(alone).columns[1].cells) == ["–", "+0.5000 undecided"]
 
 
 def test_the_best_of_a_column_goes_its_way():

@@ -115,6 +115,12 @@ def run(options: CompareOptions) -> None:
     if len(comparison.results) > 1:
         out.print(price_table(comparison))
     if comparison.repetitions:
-        say(options, f"± is one standard error over {comparison.repetitions}; * is best.")
+        say(
+            options,
+            f"± is one standard error over {comparison.repetitions}; * is the best mean; a gain below two "
+            "standard errors is undecided.",
+        )
+    elif len(comparison.results) > 1:
+        say(options, "One split, one seed: every gain is undecided. --seeds 3 gives standard errors.")
     say(options, f"results  {folder}/results.csv, {folder}/results.json")
     say(options, f"page     {page}")

@@ -68,7 +68,7 @@ def scores_table(comparison: Comparison) -> Table:
 
 
 def price_table(comparison: Comparison) -> Table:
-    """What each method gains over the first one, beside what it costs."""
+    """What each method gains over the first one, beside what it costs; coloured where it is decided."""
     first = comparison.results[0]
     table = Table(
         title=f"gain over {first.label}, and price", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
@@ -91,8 +91,10 @@ def price_table(comparison: Comparison) -> Table:
 
 
 def _signed(gain: Summary, digits: int) -> str:
-    colour = "green" if gain.mean > 0 else "red"
-    return f"[{colour}]{'+' if gain.mean > 0 else ''}{gain.text(digits)}[/]"
+    text = f"{'+' if gain.mean > 0 else ''}{gain.text(digits)}"
+    if not gain.is_decided:
+        return f"{text} undecided"
+    return f"[{'green' if gain.mean > 0 else 'red'}]{text}[/]"
 
 
 def _ratio(result: Result, first: Result, key: str) -> str:

@@ -26,6 +26,11 @@ class Summary:
             error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
         return cls(float(np.mean(values)), error, len(values))
 
+    @property
+    def is_decided(self) -> bool:
+        """Whether a difference is more than two of its standard errors away from zero."""
+        return self.standard_error is not None and abs(self.mean) > 2 * self.standard_error
+
     def text(self, digits: int) -> str:
         """The mean with its error, with fewer digits where the number is large."""
         if math.isfinite(self.mean) and abs(self.mean) >= 10:

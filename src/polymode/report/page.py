@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from polymode.comparison import Column, Comparison, Result
+from polymode.comparison import Column, Comparison, Result, Summary
 from polymode.errors import InputError
 from polymode.plots import (
     coverage_figure,
@@ -64,27 +64,41 @@ def _summary(comparison: Comparison) -> str:
     gains = [(r, g) for r in comparison.results if (g := comparison.gain(r)) is not None]
     if not gains:
         return f"One method, {_escape(first.label)}: add others with --methods to compare."
-    best, gain = max(gains, key=lambda entry: entry[1].mean)
+    decided = [(r, g) for r, g in gains if g.is_decided and g.mean > 0]
+    best, gain = max(decided or gains, key=lambda entry: entry[1].mean)
     digits = comparison.quality.digits
     quality = _escape(comparison.quality.title)
+    if not gain.is_decided:
+        ahead = f"{'ahead' if gain.mean > 0 else 'behind'} by {abs(gain.mean):.{digits}f}"
+        return (
+            f"Undecided: no method has a better {quality} than <b>{_escape(first.label)}</b> by more than "
+            f"two standard errors; {_escape(best.label)} is {ahead}{_error(gain, digits)}."
+        )
     if gain.mean <= 0:
         return (
             f"At this budget no method has a better {quality} than <b>{_escape(first.label)}</b>; the "
-            f"nearest, {_escape(best.label)}, is behind by {-gain.mean:.{digits}f}{_doubt(gain, digits)}."
+            f"nearest, {_escape(best.label)}, is behind by {-gain.mean:.{digits}f}{_error(gain, digits)}."
         )
     ratio = best.price["seconds"] / first.price["seconds"]
     return (
-        f"The best {quality} is that of <b>{_escape(best.label)}</b>: {gain.mean:.{digits}f}"
-        f"{_doubt(gain, digits)} better than {_escape(first.label)}, for {ratio:.2g} times its seconds of "
-        f"training and {best.price['passes']:.0f} forward passes a prediction."
+        f"The largest decided gain in {quality} is that of <b>{_escape(best.label)}</b>: "
+        f"{gain.mean:.{digits}f}{_error(gain, digits)} better than {_escape(first.label)}, "
+        f"for {ratio:.2g} times its seconds of training and {best.price['passes']:.0f} forward passes a "
+        "prediction."
     )
 
 
-def _doubt(gain: Any, digits: int) -> str:
+def _error(gain: Summary, digits: int) -> str:
     if gain.standard_error is None:
         return " (one replicate, no standard error)"
-    text = f" ± {gain.standard_error:.{digits}f}"
-    return text if abs(gain.mean) > 2 * gain.standard_error else f"{text} (within two standard errors)"
+    return f" ± {gain.standard_error:.{digits}f}"
+
+
+def _gain_cell(gain: Summary | None, digits: int) -> str:
+    if gain is None:
+        return "–"
+    text = ("+" if gain.mean > 0 else "") + _escape(gain.text(digits))
+    return text if gain.is_decided else f"{text} <i>undecided</i>"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -125,12 +139,10 @@ def _price_table(comparison: Comparison) -> str:
     ]
     rows = []
     for result in comparison.results:
-        gain = comparison.gain(result)
-        sign = "" if gain is None or gain.mean < 0 else "+"
         rows.append(
             [
                 f"<b>{_escape(result.label)}</b>",
-                "–" if gain is None else sign + _escape(gain.text(comparison.quality.digits)),
+                _gain_cell(comparison.gain(result), comparison.quality.digits),
                 f"{result.price['member_epochs']:,.0f}",
                 f"{result.price['seconds']:,.1f} (×{result.price['seconds'] / first.price['seconds']:.2g})",
                 f"{result.price['parameters']:,.0f} "
@@ -147,7 +159,8 @@ def _explanations(comparison: Comparison) -> str:
         f"<li><b>{_escape(c.title)}</b>: {_escape(c.explanation)}</li>" for c in comparison.shown_columns()
     ]
     items += [
-        "<li><b>gain</b>: difference to the first method, paired over splits or seeds; + is better</li>",
+        "<li><b>gain</b>: difference to the first method, paired over splits or seeds; + is better; "
+        "<i>undecided</i> where it is less than two standard errors, or of one replicate</li>",
         "<li><b>member-epochs</b>: gradient passes over the training data that were spent</li>",
         "<li><b>seconds</b>: of training, divided by the replicates that were trained side by side</li>",
     ]

@@ -6,7 +6,8 @@ import torch
 from scipy.stats import wasserstein_distance
 
 import polymode as pm
-from polymode.diagnostics import mixing, verdict
+from polymode.comparison import noise_floor_text
+from polymode.diagnostics import mixing, noise_floor, verdict
 from polymode.errors import InputError
 from polymode.evaluation import predictive_samples
 from polymode.likelihoods import Bernoulli, Categorical, FixedGaussian
@@ -215,6 +216,92 @@ def test_chains_that_are_stuck_at_different_values_do_not_pass():
     assert found.rhat > 2
     assert found.worst_rhat > 2
     assert found.effective < 50
+
+
+# --- noise floors --------------------------------------------------------------------------------------
+
+
+def drawn(num_chains, num_samples, likelihood, outputs, weights):
+    """Samples of linear networks, a weight for each of many points, in chains. weights: [S, outputs, N]."""
+    labels = torch.zeros(num_chains * num_samples, 3, dtype=torch.long)
+    labels[:, 1] = torch.arange(num_chains).repeat_interleave(num_samples)
+    num_points = weights.shape[-1]
+    linear = lambda: torch.nn.Linear(num_points, outputs, bias=False)  # noqa: E731
+    data = pm.ArrayData(torch.eye(num_points), torch.zeros(num_points, dtype=torch.long))
+    if isinstance(likelihood, FixedGaussian):
+        data = pm.ArrayData(torch.eye(num_points), torch.zeros(num_points, 1))
+    [one] = pm.fit(
+        pm.methods.Single(), linear, [data], likelihood=likelihood, epochs=1, seed=[0], progress=False
+    )
+    return pm.Particles(one.network, blocks=[pm.Members({"weight": weights}, labels=labels)]), data
+
+
+@pytest.mark.parametrize(("num_chains", "num_samples"), [(4, 250), (5, 200), (1, 1000)])
+def test_the_noise_floor_of_independent_gaussian_samples(num_chains, num_samples):
+    """E W₁ of two empirical laws of N(0, 1): √(2/π) √(1/n + 1/m) ∫ √(Φ(1 − Φ)), as F_n − G_m is Gaussian."""
+    weights = torch.randn(1000, 1, 60, generator=torch.Generator().manual_seed(0))
+    posterior, data = drawn(num_chains, num_samples, FixedGaussian(std=1e-6), 1, weights)
+    found = noise_floor(posterior, data)
+    x = torch.linspace(-9, 9, 20_001, dtype=torch.float64)
+    spread = torch.trapezoid((torch.special.ndtr(x) * torch.special.ndtr(-x)).sqrt(), x).item()
+    first = num_samples * (num_chains // 2) if num_chains > 1 else 500
+    expected = (2 / np.pi * (1 / first + 1 / (1000 - first))) ** 0.5 * spread
+    # A point's W₁ deviates by about 0.45 of itself; 60 points, and what the ways share: 4 · 0.45/√60 = 0.23.
+    assert found["wasserstein1"] == pytest.approx(expected, rel=0.23)
+    assert found["wasserstein2"] >= found["wasserstein1"]
+
+
+@pytest.mark.parametrize("num_chains", [2, 3, 4])
+def test_all_samples_are_half_as_far_from_the_truth_as_halves_are_from_each_other(num_chains):
+    num_points, total = 600, 600
+    weights = torch.randn(total, 2, num_points, generator=torch.Generator().manual_seed(1))
+    posterior, data = drawn(num_chains, total // num_chains, Categorical(), 2, weights)
+    found = noise_floor(posterior, data)
+    x, step = torch.linspace(-12, 12, 20_001, dtype=torch.float64), 24 / 20_000
+    law = (-x.square() / 4).exp() / (4 * np.pi) ** 0.5 * step  # a difference of logits is N(0, 2)
+    variance = (law * (x.sigmoid() - 0.5).square()).sum().item()
+    first = total // num_chains * (num_chains // 2)
+    expected = (2 / np.pi * variance * (1 / first + 1 / (total - first))) ** 0.5
+    # |N(0, 1)| deviates by 0.76 of its mean: 4 · 0.76/√600 = 0.12.
+    assert found["total_variation"] == pytest.approx(expected, rel=0.13)
+    whole = posterior.predict(data.inputs).mean
+    error = 0.5 * (whole - 0.5).abs().sum(1).mean().item()  # the truth is ½ for both classes
+    uneven = (1 / first + 1 / (total - first)) / (4 / total)  # one chain more or less
+    assert error == pytest.approx(found["total_variation"] / 2 / uneven**0.5, rel=0.18)
+    assert 0.3 < found["agreement"] < 0.7  # labels of coin flips
+
+
+def test_chains_that_are_identical_have_no_noise():
+    one = torch.randn(20, 3, 30, generator=torch.Generator().manual_seed(0))
+    posterior, data = drawn(3, 20, Categorical(), 3, one.repeat(3, 1, 1))
+    assert noise_floor(posterior, data) == {"agreement": 1.0, "total_variation": pytest.approx(0, abs=1e-12)}
+    posterior, data = drawn(5, 20, FixedGaussian(std=1e-9), 1, one[:, :1].repeat(5, 1, 1))
+    # 1,000 samples of 100 members are ten of each: nothing but the noise of 1e-9 tells the halves apart.
+    assert max(noise_floor(posterior, data).values()) < 1e-8
+
+
+def test_chains_in_different_places_show_in_the_noise_floor():
+    """Halves are made of whole chains: what chains do not agree about is not averaged away."""
+    places = torch.tensor([-3.0, 3.0]).repeat_interleave(50)[:, None, None]
+    near = 0.01 * torch.randn(100, 1, 8, generator=torch.Generator().manual_seed(0))
+    posterior, data = drawn(2, 50, FixedGaussian(std=1e-6), 1, places + near)
+    assert noise_floor(posterior, data)["wasserstein1"] == pytest.approx(6, abs=0.02)
+
+
+def test_the_noise_floor_is_kept_and_told(tmp_path):
+    data = classes()
+    floor = {"agreement": 0.98, "total_variation": 0.021}
+    about = {"noise_floor": floor, "effective_samples": 109.4}
+    read = Reference.load(Reference("probabilities", right(data), about=about).save(tmp_path / "r.npz"))
+    assert read.noise_floor == floor
+    assert noise_floor_text(read) == (
+        "between halves of the reference's own chains: agreement 0.9800, TV 0.0210 (all of it is worth 109 "
+        "independent samples)"
+    )
+    old = Reference("probabilities", right(data))
+    assert noise_floor_text(old) == "the reference's own noise floor is not known"
+    with pytest.raises(InputError, match="holds a number for each distance, got"):
+        Reference("probabilities", right(data), about={"noise_floor": ["a"]})
 
 
 def test_r_hat_needs_chains_and_a_reference_needs_hmc():

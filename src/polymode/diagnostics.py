@@ -7,6 +7,7 @@ never meet; their predictions must agree.
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations, islice
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,16 @@ import torch
 from torch import Tensor
 
 from polymode.data import Data
-from polymode.errors import InputError
-from polymode.evaluation import arrays_of
+from polymode.errors import InputError, require
+from polymode.evaluation import NUM_SAMPLES, REFERENCE_SEED, arrays_of, mixture_samples
 from polymode.likelihoods import Categorical, Gaussian, Likelihood
+from polymode.metrics import agreement, total_variation, wasserstein1, wasserstein2
 from polymode.posteriors import Posterior
 from polymode.trees import Tree, map_tree
 
 MAX_POINTS, MAX_VALUES = 200, 1000
 LEAST_SAMPLES = 4  # of a chain: R-hat compares halves of them
+MOST_WAYS = 10  # of choosing half of the chains, over which a noise floor is a mean
 
 # What a sample must reach to be called a reference. Half of the proposals accepted, hardly any divergence
 # (each marks a place that the chain cannot enter), and chains whose spread between is a small part of that
@@ -111,6 +114,67 @@ def _function(likelihood: Likelihood, outputs: Tree) -> Tensor:
     raw = likelihood.read(outputs)
     values = raw.softmax(-1) if isinstance(likelihood, Categorical) else raw.sigmoid()
     return values.flatten(2) if values.ndim > 2 else values[..., None]
+
+
+def noise_floor(posterior: Posterior, data: Data) -> dict[str, float]:
+    """Distances between what half of the chains predicts for some data and what the other half predicts.
+
+    Classes: agreement and total_variation of the halves' mean probabilities. Numbers: wasserstein1 and
+    wasserstein2 between the reference's samples that come from either half. Half of the chains, one fewer
+    than the rest where their number is odd, against the rest: the mean over up to ten ways of choosing them.
+    A single chain's first half against its second.
+
+    Errors of independent halves with the variance 2σ²/S each differ by 4σ²/S, four times the variance of all
+    S samples together: all of them are about half as far from the truth as the halves are from each other.
+    """
+    likelihood = posterior.network.likelihood
+    if not isinstance(likelihood, Categorical | Gaussian):
+        raise InputError(f"A noise floor is of classes or numbers, not of {likelihood.kind!r}.")
+    inputs, _ = arrays_of(data)
+    halves = _halves(torch.cat([block.labels[:, 1] for block in posterior.draw()]))
+    noise = torch.Generator().manual_seed(REFERENCE_SEED)
+    sums: dict[str, float] = {}
+    for rows, outputs, weights in posterior.by_points(inputs):
+        if isinstance(likelihood, Gaussian):
+            samples, members = mixture_samples(likelihood, outputs, weights, NUM_SAMPLES, noise)
+            chosen = [half.to(members.device)[members] for half in halves]
+            found = [
+                {
+                    "wasserstein1": wasserstein1(samples[half], samples[~half]),
+                    "wasserstein2": wasserstein2(samples[half], samples[~half]),
+                }
+                for half in chosen
+            ]
+        else:
+            probabilities = likelihood.read(outputs).softmax(-1).double()
+            found = []
+            for half in halves:
+                first, second = (_mean(probabilities, weights, part) for part in (half, ~half))
+                distances = {"agreement": agreement(first, second)}
+                found.append(distances | {"total_variation": total_variation(first, second)})
+        for distances in found:
+            for name, value in distances.items():  # means over the points of this chunk
+                sums[name] = sums.get(name, 0.0) + value * (rows.stop - rows.start)
+    return {name: total / (len(halves) * data.num_examples) for name, total in sums.items()}
+
+
+def _mean(values: Tensor, weights: Tensor, some: Tensor) -> Tensor:
+    """The mean over some of the members, [M, ...] -> [...]."""
+    some = some.to(values.device)
+    share = weights.double()[some]
+    return torch.tensordot(share / share.sum(), values[some], 1)
+
+
+def _halves(chains: Tensor) -> list[Tensor]:
+    """Ways to take half of the members: for each, which ones, [M]. chains: that of every member, [M]."""
+    names = chains.unique().tolist()
+    if len(names) == 1:
+        require(len(chains) > 1, "A noise floor needs at least two samples, there is one.")
+        return [torch.arange(len(chains)) < len(chains) // 2]
+    # With an even number every choice and its complement are one way: the first chain is in the chosen half.
+    size, even = len(names) // 2, len(names) % 2 == 0
+    choices = (c for c in combinations(names, size) if not even or names[0] in c)
+    return [torch.isin(chains, torch.tensor(choice)) for choice in islice(choices, MOST_WAYS)]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from polymode.reference import Reference
 from polymode.trees import Tree, leaves, length, map_tree
 
 NUM_SAMPLES = 1000  # of a predictive distribution; the number that the HMC references in use have
+REFERENCE_SEED = 1  # of the noise in a reference's samples: not that of the methods, which is 0
 Observe = Callable[[slice, Tree, Tensor], None]
 LEVELS = (0.025, 0.05, 0.95, 0.975)
 
@@ -202,17 +203,24 @@ def predictive_samples(
     noise = torch.Generator().manual_seed(seed)
     chunks = []
     for _, outputs, weights in posterior.by_points(inputs, num_members, generator):
-        mean, std = likelihood.moments(outputs)
-        if mean[0, 0].numel() != 1:
-            raise InputError(f"A reference is about one output, the network has {mean[0, 0].numel()}.")
-        share = (weights.double() / weights.double().sum()).cumsum(0).cpu()
-        places = (torch.arange(num_samples, dtype=torch.float64) + 0.5) / num_samples
-        chosen = torch.searchsorted(share, places).clamp(max=len(share) - 1).to(mean.device)
-        mean = mean.flatten(1)[chosen].double()
-        std = std.flatten(1)[chosen].double() if isinstance(std, Tensor) else std
-        drawn = torch.randn(mean.shape, generator=noise, dtype=torch.float64).to(mean.device)
-        chunks.append(mean + std * drawn)
+        chunks.append(mixture_samples(likelihood, outputs, weights, num_samples, noise)[0])
     return torch.cat(chunks, 1)
+
+
+def mixture_samples(
+    likelihood: Gaussian, outputs: Tree, weights: Tensor, num_samples: int, noise: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Samples [S, b] from outputs [M, b, 1] of all members, and the member [S] that each comes from."""
+    mean, std = likelihood.moments(outputs)
+    if mean[0, 0].numel() != 1:
+        raise InputError(f"A reference is about one output, the network has {mean[0, 0].numel()}.")
+    share = (weights.double() / weights.double().sum()).cumsum(0).cpu()
+    places = (torch.arange(num_samples, dtype=torch.float64) + 0.5) / num_samples
+    chosen = torch.searchsorted(share, places).clamp(max=len(share) - 1).to(mean.device)
+    mean = mean.flatten(1)[chosen].double()
+    std = std.flatten(1)[chosen].double() if isinstance(std, Tensor) else std
+    drawn = torch.randn(mean.shape, generator=noise, dtype=torch.float64).to(mean.device)
+    return mean + std * drawn, chosen
 
 
 def arrays_of(data: Data) -> tuple[Tree, Tensor]:

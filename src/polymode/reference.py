@@ -28,7 +28,8 @@ class Reference:
 
     values: probabilities [N, C] of classes, or samples [R, N] of the predictive distribution of numbers, as
     the network sees them (standardised). rows: [N], a hash of each point's inputs, where it is known: it
-    tells other points, and another order of the same ones. about: where it comes from, as JSON values.
+    tells other points, and another order of the same ones. about: where it comes from, as JSON values; its
+    "noise_floor" is what ``diagnostics.noise_floor`` gives.
     """
 
     kind: str
@@ -50,10 +51,20 @@ class Reference:
                     "Probabilities of a reference must be at least 0 and sum to 1 in each row; one is off "
                     f"by {off:.2g}."
                 )
+        floor = self.about.get("noise_floor", {})
+        if not isinstance(floor, dict) or not all(isinstance(v, int | float) for v in floor.values()):
+            raise InputError(
+                f"The noise_floor of a reference holds a number for each distance, got {floor!r:.100}."
+            )
 
     @property
     def num_points(self) -> int:
         return self.values.shape[0 if self.kind == "probabilities" else 1]
+
+    @property
+    def noise_floor(self) -> dict[str, float] | None:
+        """Distances between halves of its own chains, by the names of the scores; None where not known."""
+        return self.about.get("noise_floor")
 
     @property
     def digest(self) -> str:

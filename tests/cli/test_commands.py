@@ -1,6 +1,7 @@
 """Every command from end to end; those that are about the process itself in one of their own."""
 
 import csv
+import html
 import http.server
 import json
 import signal
@@ -11,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import begin, polymode, polymode_process, the_line
+
+from polymode.reference import Reference
 
 ROOT = Path(__file__).parents[2]
 UCI = ROOT.parent / "shared/data/uci"
@@ -32,10 +35,16 @@ def test_a_reference_is_made_judged_and_compared_with(tmp_path):
     )
     assert "fit as a reference   yes" in made.stdout
     assert "120" in made.stdout  # samples of three chains
+    floor = Reference.load(tmp_path / "r.npz").noise_floor
+    assert 0.5 < floor["agreement"] <= 1
+    assert 0 < floor["total_variation"] < 0.2
+    told = f"agreement {floor['agreement']:.4f}, TV {floor['total_variation']:.4f}"
+    assert told in made.stdout
     assert (tmp_path / "r.npz").exists()
     shown = polymode("reference", "--show", "r.npz", cwd=tmp_path).stdout
     assert "1000 × 2" in shown
     assert "two_moons" in shown
+    assert told in " ".join(shown.split())
     again = polymode(
         "reference", *MOONS, *wide, "--passes", 1500, "--run", "hmc", "--out", "s.npz", cwd=tmp_path
     )
@@ -47,16 +56,24 @@ def test_a_reference_is_made_judged_and_compared_with(tmp_path):
     methods = ["--methods", "single,hmc", "--set", "all.prior_std=1.0", "--set", "hmc.samples=20"]
     plain = polymode("compare", *options, *methods, cwd=tmp_path)
     assert "TV" not in plain.stdout
+    assert "halves" not in plain.stdout + (tmp_path / "out/report.html").read_text()
     # The same runs, judged again.
     compared = polymode("compare", *options, *methods, "--reference", "r.npz", cwd=tmp_path)
     assert "agreement ↑" in compared.stdout
     assert "TV ↓" in compared.stdout
+    beside = f"between halves of the reference's own chains: {told}"
+    assert beside in compared.stdout
+    assert beside in html.unescape((tmp_path / "out/report.html").read_text())
+    assert json.loads((tmp_path / "out/results.json").read_text())["noise_floor"] == floor
     with (tmp_path / "out/replicates.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4
     assert all(0 < float(row["agreement"]) <= 1 and 0 < float(row["total_variation"]) < 1 for row in rows)
     evaluated = polymode("evaluate", "out/single", "--reference", "r.npz", cwd=tmp_path)
     assert "total variation distance to the reference" in evaluated.stdout
+    assert beside in evaluated.stdout
+    foreign = polymode("evaluate", "out/single", "--reference", "r.npz:probabilities", cwd=tmp_path)
+    assert "the reference's own noise floor is not known" in foreign.stdout
     other = [*options[:-2], "--set", "data.noise=0.5", "--run", "other", *methods]
     refused = polymode("compare", *other, "--reference", "r.npz", cwd=tmp_path, code=1)
     assert "about other test points" in refused.stderr

@@ -16,7 +16,7 @@ from polymode.cli.jobs import (
 )
 from polymode.cli.options import UsageError, command_line, config_of, option
 from polymode.cli.output import console, price_table, print_json, reporter_of, say, scores_table
-from polymode.comparison import MANIFEST, compare
+from polymode.comparison import MANIFEST, compare, noise_floor_text
 from polymode.methods import COMPARED
 from polymode.report import write_page
 from polymode.storage import read_json
@@ -112,6 +112,8 @@ def run(options: CompareOptions) -> None:
         return
     out = console()
     out.print(scores_table(comparison))
+    if reference is not None:
+        say(options, noise_floor_text(reference))
     if len(comparison.results) > 1:
         out.print(price_table(comparison))
     if comparison.repetitions:

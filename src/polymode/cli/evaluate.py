@@ -8,7 +8,7 @@ from polymode.cli.corruptions import CorruptedImages, corruption_table, judge_ru
 from polymode.cli.options import ScreenOptions, UsageError, option
 from polymode.cli.output import console, posterior_table, print_json, reporter_of, say
 from polymode.cli.runs import StoredRun
-from polymode.comparison import judge
+from polymode.comparison import judge, noise_floor_text
 from polymode.reference import Reference
 from polymode.storage import finite, write_text
 
@@ -75,11 +75,14 @@ def run(options: EvaluateOptions) -> None:
     if options.out:
         write_text(Path(options.out), json.dumps(found, indent=2) + "\n")
     if options.json:
-        print_json({"run": options.run, "posteriors": found})
+        floor = {} if reference is None else {"noise_floor": reference.noise_floor}
+        print_json({"run": options.run, "posteriors": found} | floor)
         return
     title = f"{stored.manifest['method']['name']} on {options.data or 'its test data'}"
     title += f" ({num_examples // len(found)} examples)"
     console().print(posterior_table(title, stored.posterior(0).network.likelihood, found))
+    if reference is not None:
+        say(options, noise_floor_text(reference))
     if options.out:
         say(options, f"scores   {options.out}")
 

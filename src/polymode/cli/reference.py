@@ -10,11 +10,11 @@ from polymode.cli.compare import CompareOptions
 from polymode.cli.jobs import Job, JobOptions, how_to_run, load_job, make_methods, run_folder
 from polymode.cli.options import UsageError, command_line, config_of, option
 from polymode.cli.output import console, print_json, reporter_of, say
-from polymode.comparison import Replicate, fit_replicates
+from polymode.comparison import Replicate, distances_text, fit_replicates, noise_floor_text
 from polymode.data import Data
-from polymode.diagnostics import LEAST_SAMPLES, Verdict, import_arviz, verdict
+from polymode.diagnostics import LEAST_SAMPLES, Verdict, import_arviz, noise_floor, verdict
 from polymode.errors import InputError
-from polymode.evaluation import arrays_of, predictive_samples
+from polymode.evaluation import REFERENCE_SEED, arrays_of, predictive_samples
 from polymode.likelihoods import Categorical, Gaussian, make_likelihood
 from polymode.methods import HMC
 from polymode.posteriors import Posterior
@@ -99,18 +99,21 @@ def run(options: ReferenceOptions) -> None:
         )
         reporter.say("judging the chains by what they predict")
         judged = verdict(posterior, job.task.splits[0].test)
+        floor = noise_floor(posterior, job.task.splits[0].test)
     finally:
         reporter.close()
-    _report(options, posterior, judged)
+    _report(options, posterior, judged, floor)
     if not judged.is_fit and not options.force:
         raise InputError(
             f"This sample is no reference: {'; '.join(judged.reasons)}. Nothing was written; the run is kept "
             f"in {folder}. --force writes it, marked as unfit."
         )
-    reference = _reference(posterior, job, judged, command_line("reference", options))
+    reference = _reference(posterior, job, judged, floor, command_line("reference", options))
     path = reference.save(options.out or folder / "reference.npz")
     if options.json:
-        print_json({"reference": str(path), "verdict": judged.config(), "folder": str(folder)})
+        print_json(
+            {"reference": str(path), "verdict": judged.config(), "noise_floor": floor, "folder": str(folder)}
+        )
     say(options, f"reference  {path}")
     settings = {key: value for key, value in options.set.items() if key in ("data", "model")}
     again = CompareOptions(
@@ -123,14 +126,14 @@ def run(options: ReferenceOptions) -> None:
     say(options, f"next       {command_line('compare', again)}")
 
 
-def _reference(posterior: Posterior, job: Job, judged: Verdict, command: str) -> Reference:
+def _reference(
+    posterior: Posterior, job: Job, judged: Verdict, floor: dict[str, float], command: str
+) -> Reference:
     test: Data = job.task.splits[0].test
     inputs, _ = arrays_of(test)
     if isinstance(posterior.network.likelihood, Gaussian):
-        kind, values = (
-            "samples",
-            predictive_samples(posterior, inputs, seed=1).float(),
-        )  # not the methods' noise
+        kind = "samples"
+        values = predictive_samples(posterior, inputs, seed=REFERENCE_SEED).float()
     else:
         kind, values = "probabilities", posterior.predict(inputs).mean
     about = {
@@ -138,6 +141,8 @@ def _reference(posterior: Posterior, job: Job, judged: Verdict, command: str) ->
         "model": job.model_name,
         "method": posterior.record["method"],
         "num_samples": posterior.num_members,
+        "effective_samples": judged.mixing.effective,
+        "noise_floor": floor,
         "verdict": judged.config(),
         "chains": posterior.record["findings"],
         "member_epochs": posterior.record["member_epochs"],
@@ -146,7 +151,9 @@ def _reference(posterior: Posterior, job: Job, judged: Verdict, command: str) ->
     return Reference(kind, values.cpu(), row_hashes(test), about)
 
 
-def _report(options: ReferenceOptions, posterior: Posterior, judged: Verdict) -> None:
+def _report(
+    options: ReferenceOptions, posterior: Posterior, judged: Verdict, floor: dict[str, float]
+) -> None:
     if options.json:
         return
     chains = posterior.record["findings"]
@@ -168,6 +175,7 @@ def _report(options: ReferenceOptions, posterior: Posterior, judged: Verdict) ->
             f"exceeded by 5 % of the predictions; the worst is {mixing.worst_rhat:.3f}",
         ),
         ("effective samples", f"{mixing.effective:,.0f}", "median over predictions"),
+        ("noise floor", distances_text(floor), "between halves of its own chains"),
         ("fit as a reference", "yes" if judged.is_fit else "NO", "; ".join(judged.reasons)),
     ]
     console().print(_table("Hamiltonian Monte Carlo", rows))
@@ -188,6 +196,7 @@ def show(options: ReferenceOptions, reference: Reference) -> None:
         ("data", str(about.get("data", "not known")), ""),
         ("model", str(about.get("model", "not known")), ""),
         ("samples", str(about.get("num_samples", "not known")), ""),
+        ("noise floor", noise_floor_text(reference), ""),
         ("fit as a reference", fit, ""),
         ("made with", str(about.get("command", "not known")), ""),
     ]

@@ -1,6 +1,6 @@
 """Comparisons: several methods on one task at one price."""
 
-from polymode.comparison.columns import Column, columns_for
+from polymode.comparison.columns import Column, columns_for, distances_text, noise_floor_text
 from polymode.comparison.compare import (
     MANIFEST,
     TASK,
@@ -29,9 +29,11 @@ __all__ = [
     "check_reference",
     "columns_for",
     "compare",
+    "distances_text",
     "fit_replicates",
     "judge",
     "judge_all",
     "judge_corrupted",
+    "noise_floor_text",
     "replicates_path",
 ]

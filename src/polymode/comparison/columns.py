@@ -1,10 +1,11 @@
 """The columns of a comparison: what is shown of each kind of task, and which direction is better."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from polymode.likelihoods import Categorical, Gaussian, Likelihood
+from polymode.reference import Reference
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,22 @@ NUMBERS_TO_REFERENCE = (
     Column("wasserstein1", "W1", "low", 4, "Wasserstein-1 distance to the reference, standardised units"),
     Column("wasserstein2", "W2", "low", 4, "Wasserstein-2 distance to the reference, standardised units"),
 )
+
+
+def distances_text(distances: Mapping[str, float]) -> str:
+    """Distances to a reference by their titles: ``agreement 0.9800, TV 0.0210``."""
+    columns = [c for c in (*CLASSES_TO_REFERENCE, *NUMBERS_TO_REFERENCE) if c.key in distances]
+    return ", ".join(f"{c.title} {distances[c.key]:.{c.digits}f}" for c in columns)
+
+
+def noise_floor_text(reference: Reference) -> str:
+    """How far a reference is from itself, to be read beside every distance to it."""
+    floor = reference.noise_floor
+    if floor is None:
+        return "the reference's own noise floor is not known"
+    text = f"between halves of the reference's own chains: {distances_text(floor)}"
+    effective = reference.about.get("effective_samples")
+    return text if effective is None else f"{text} (all of it is worth {effective:,.0f} independent samples)"
 
 
 def columns_for(likelihood: Likelihood) -> Sequence[Column]:

@@ -116,6 +116,7 @@ def compare(
         options or {},
         versions(),
         hardware(),
+        reference,
     )
     write_json(folder / "results.json", {"format_version": FORMAT_VERSION} | finite(comparison.config()))
     write_text(folder / "results.csv", comparison.csv())

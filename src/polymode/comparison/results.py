@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from polymode.comparison.columns import Column
+from polymode.reference import Reference
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All results with the columns to show; the first result is what gains are measured against."""
+    """All results with the columns to show; the first result is what gains are measured against.
+
+    reference: what distances are measured to, where there are any.
+    """
 
     title: str
     columns: Sequence[Column]
@@ -91,6 +95,7 @@ class Comparison:
     options: Mapping[str, Any]
     versions: Mapping[str, str]
     hardware: Mapping[str, Any]
+    reference: Reference | None = None
 
     def best(self, column: Column) -> set[str]:
         """Labels of the results with the best mean, as far as the digits shown can tell."""
@@ -165,6 +170,7 @@ class Comparison:
             "options": dict(self.options),
             "versions": dict(self.versions),
             "hardware": dict(self.hardware),
+            "noise_floor": None if self.reference is None else self.reference.noise_floor,
         }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from polymode.comparison import Column, Comparison, Result, Summary
+from polymode.comparison import Column, Comparison, Result, Summary, noise_floor_text
 from polymode.errors import InputError
 from polymode.plots import (
     coverage_figure,
@@ -19,6 +19,7 @@ from polymode.plots import (
     spread_figure,
     trace_figure,
 )
+from polymode.reference import Reference
 from polymode.storage import write_text
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -38,6 +39,7 @@ def write_page(comparison: Comparison, path: str | Path, *, command: str = "") -
         if comparison.repetitions
         else "One split, one seed: no standard errors.",
         scores=_scores_table(comparison),
+        floor="" if comparison.reference is None else _floor(comparison.reference),
         prices=_price_table(comparison),
         explanations=_explanations(comparison),
         figures=figures,
@@ -116,6 +118,11 @@ def _scores_table(comparison: Comparison) -> str:
         for result in comparison.results
     ]
     return _table(head, rows)
+
+
+def _floor(reference: Reference) -> str:
+    text = noise_floor_text(reference)
+    return f'<p class="note">Distances to the reference: {_escape(text)}.</p>'
 
 
 def _cell(comparison: Comparison, result: Result, column: Column) -> str:

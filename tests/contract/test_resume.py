@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import polymode as pm
 from cases import BY_NAME
@@ -118,6 +119,36 @@ def interrupted(folder, **options):
 def weights(posterior):
     [block] = posterior.draw()
     return block.stacked
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_run_cut_within_an_epoch_goes_on_to_the_same_bits(tmp_path, dtype):
+    """Batches of 7 × 5 numbers fill no whole vectors: where they stand in memory decides how they round."""
+    stop_at: list[int] = []
+
+    class Cut(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 3)).to(dtype)
+
+        def forward(self, x):
+            if self.training and stop_at:
+                stop_at[0] -= 1
+                if stop_at[0] == 0:
+                    raise Stop
+            return self.layers(x)
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(60, 5, generator=generator).to(dtype)
+    data = pm.ArrayData(inputs, torch.arange(60) % 3, batch_size=7)
+    expected = weights(run(None, model=Cut, data=data))
+    for step in (4, 9, 15):
+        stop_at[:] = [2 * step]  # two members
+        with pytest.raises(Stop):
+            run(tmp_path / str(step), model=Cut, data=data)
+        stop_at.clear()
+        resumed = weights(run(tmp_path / str(step), model=Cut, data=data, resume=True))
+        assert all(torch.equal(t, expected[n]) for n, t in resumed.items())
 
 
 def test_a_damaged_checkpoint_falls_back_to_its_predecessor(tmp_path):

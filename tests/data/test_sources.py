@@ -122,3 +122,18 @@ def test_an_epoch_can_be_taken_up_in_the_middle():
     assert all(torch.equal(a, b) for a, b in zip(whole[2:], rest, strict=True))
     other = [r[0].pieces[0].inputs for r in batches.epoch(5, 1)]
     assert not all(torch.equal(a, b) for a, b in zip(whole, other, strict=True))
+
+
+def test_every_batch_begins_where_a_tensor_of_its_own_would():
+    """Some kernels round by alignment, so that a batch would depend on those gathered before it."""
+    inputs = {"a": torch.randn(40, 3), "b": torch.randint(9, (40, 5), dtype=torch.uint8)}
+    data = pm.ArrayData(inputs, torch.arange(40), weights=torch.ones(40), batch_size=7)
+    batches = Batches([data], [0], [0], shared_order=True)
+    for first in (0, 2):
+        for number, [batch] in enumerate(batches.epoch(0, 1, first), first):
+            [piece] = batch.pieces
+            assert torch.equal(piece.inputs["a"], inputs["a"][piece.rows])
+            assert torch.equal(piece.targets, piece.rows)
+            assert len(piece.rows) == (7 if number < 5 else 5)
+            for tensor in (*piece.inputs.values(), piece.targets, piece.weights):
+                assert tensor.data_ptr() % 64 == 0

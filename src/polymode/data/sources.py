@@ -74,6 +74,8 @@ def as_tree(value: Any, what: str = "Inputs") -> Tree:
 
 # Batches gathered at once: few, and small enough to be in the cache still when they are used.
 GATHER_BATCHES, GATHER_BYTES = 16, 2**20
+# What PyTorch aligns tensors to on a CPU.
+ALIGNMENT = 64
 
 
 def check_finite(inputs: Tree) -> None:
@@ -157,13 +159,19 @@ class ArrayData(Data):
 
     def _plain(self, indices: Iterable[Tensor]) -> Iterator[Examples]:
         examples = Examples(self.inputs, self.targets, self.weights)
+        # Every batch begins at a multiple of ALIGNMENT bytes, as a tensor of its own does: some kernels round
+        # by that, and a batch must not depend on those before it, which a resumed run does not gather.
+        weights = [] if self.weights is None else [self.weights]
+        smallest = min(t.element_size() for t in (*leaves(self.inputs), self.targets, *weights))
+        whole = max(1, ALIGNMENT // smallest)
         for some in self._in_chunks(indices):
-            rows = torch.cat(some).to(self.targets.device)
+            filled = [torch.cat([index, index.new_zeros(-len(index) % whole)]) for index in some]
+            rows = torch.cat(filled).to(self.targets.device)
             gathered = examples.map(lambda t, rows=rows: t.index_select(0, rows))
             start = 0
-            for index in some:
+            for index, with_filling in zip(some, filled, strict=True):
                 here = slice(start, start + len(index))
-                start = here.stop
+                start += len(with_filling)
                 yield gathered.map(lambda t, here=here: t[here])
 
     def _in_chunks(self, indices: Iterable[Tensor]) -> Iterator[list[Tensor]]:

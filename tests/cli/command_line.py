@@ -65,9 +65,12 @@ def _forget_modules_in(folder: str) -> None:
 
 
 def begin(*arguments, cwd, **options) -> subprocess.Popen:
-    """Start the real command line: ``python -m polymode``, with one thread."""
+    """Start ``python -m polymode``, with one thread and the kernels of this process."""
+    program = ["-m", "polymode"]
+    if "other_kernels" in sys.modules:
+        program = ["-c", "import other_kernels, runpy; runpy.run_module('polymode', run_name='__main__')"]
     return subprocess.Popen(
-        [sys.executable, "-m", "polymode", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         cwd=cwd,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"} | WIDTH,
         stdout=subprocess.PIPE,

@@ -122,7 +122,7 @@ def test_official_files_are_read_where_they_are(place):
     )
     expected = json.loads(clean.stdout)["posteriors"][0]["clean"]
     # The same six images, without loss, in another order.
-    assert content["posteriors"][0]["corrupted"]["fog"]["2"] == pytest.approx(expected, rel=1e-6)
+    assert content["posteriors"][0]["corrupted"]["fog"]["2"] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(

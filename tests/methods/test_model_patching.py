@@ -183,6 +183,28 @@ def test_learned_probabilities_are_kept_and_drawn_from():
     assert float(((shares - chain[PROBABILITIES + "1"]) / error).abs().max()) < 4.5
 
 
+@pytest.mark.parametrize("options", [{}, {"l2": 1e-3}, {"prior_std": 1e3}], ids=["none", "l2", "prior"])
+def test_probabilities_of_equal_components_return_to_equal(options):
+    """What the data cannot tell apart has the largest entropy, whatever stands for the prior over weights."""
+    method = _TiltedEMP(
+        num_components=3,
+        learn_probabilities=True,
+        start="weights",
+        spread=0.0,
+        optimizer=pm.Optimizer("Adam", lr=0.1),
+        where="norm",
+        **options,
+    )
+    module = factory()
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name == "1.weight")
+    module[3].weight.data.zero_()  # the patched layer does not matter to the outputs
+    [chain] = fit(method, module, data=data(8), epochs=200).chains
+    torch.testing.assert_close(
+        chain[PROBABILITIES + "1"], torch.full((3,), 1 / 3).double(), rtol=0, atol=1e-3
+    )
+
+
 def test_splits_and_chains_train_side_by_side_as_they_do_alone():
     sets = [data(32), data(24)]
     method = pm.methods.DeepEnsemble(2, of=ECMP(num_components=3, optimizer=SGD))
@@ -289,13 +311,18 @@ class _TiltedECMP(_Tilted, ECMP):
     ],
     ids=["l2", "l2 with Adam", "weight_decay", "decoupled"],
 )
-def test_learned_probabilities_carry_no_weight_decay(kind, options, decayed):
-    """Between equal components a softmax has no gradient: decay alone could move its logits."""
+def test_learned_probabilities_follow_their_entropy_and_carry_no_weight_decay(kind, options, decayed):
+    """Between equal components the likelihood has no gradient: the step is that of Σ p log p / N alone."""
     module = factory()
     method = kind(num_components=3, learn_probabilities=True, start="weights", spread=0.0, **options)
     [chain] = fit(method, module, data=data(8), epochs=1).chains  # one step
-    for layer in ("1", "3"):
-        torch.testing.assert_close(chain[PROBABILITIES + layer], TILT.softmax(0), rtol=1e-9, atol=0)
+    p = TILT.softmax(0)
+    entropy = -(p * p.log()).sum()
+    for layer, scalars in (("1", 12), ("3", 21)):
+        number = 1 if isinstance(method, EMP) else scalars  # of independent assignments
+        gradient = number * p * (p.log() + entropy) / 8
+        logits = TILT - 0.1 * (gradient.sign() if "Adam" in method.optimizer.kind else gradient)
+        torch.testing.assert_close(chain[PROBABILITIES + layer], logits.softmax(0), rtol=1e-6, atol=0)
     # Two of the three components of a weight were not drawn: they have decayed, and nothing else.
     weight, components = module[3].weight.detach(), chain[COMPONENTS + "3.weight"]
     torch.testing.assert_close(components.median(0).values, decayed(weight), rtol=0, atol=1e-6)

@@ -110,7 +110,8 @@ class _Patching(Method):
         if self._learns_probabilities:
             learned = frozenset(LOGITS + layer for layer in mixture.layers)
             optimizers["mixing"] = Over(self._optimizer.with_options(weight_decay=0.0), learned)
-        stds = None if self.prior_std is None else problem.prior_stds(self.prior_std)
+        # Without a prior over weights the entropy of learned assignments still counts: Z has a uniform prior.
+        stds = {} if self.prior_std is None else problem.prior_stds(self.prior_std)
 
         def realise(weights: Tensors, _: Tree) -> Tensors:
             if self._learns_probabilities:
@@ -120,7 +121,6 @@ class _Patching(Method):
             return {name: t for name, t in weights.items() if _of_module(name)} | drawn
 
         def kl(weights: Tensors, _: Tree) -> Tensor:
-            assert stds is not None
             logs = {layer: logits.log_softmax(0) for layer, logits in _logits(weights).items()}
             return mixture_kl(mixture, weights, stds, logs or None)
 
@@ -140,7 +140,7 @@ class _Patching(Method):
                 "train",
                 epochs,
                 problem.objective(
-                    None if stds is None else kl, realise, problem.trainable | learned, (DRAW,)
+                    kl if stds or learned else None, realise, problem.trainable | learned, (DRAW,)
                 ),
                 step,
                 optimizers,
@@ -278,12 +278,13 @@ class EMP(_Trained):
     where: the patched layers, by kind ("norm", "input", "output", "all"), by type such as "Linear", or by
     pattern of their names; normalisation and output layers unless said otherwise. num_components: K, of
     each patched layer. probabilities: of the components; equal unless given. learn_probabilities: learn
-    them, for each layer, by a relaxation of the draw. start: "initialiser" draws the components of a
+    them, for each layer, by a relaxation of the draw; the loss then has minus the entropy of the draws,
+    with or without prior_std. start: "initialiser" draws the components of a
     layer with weights independently, as the model draws them; "weights" keeps those of a trained module
     in component 0 and lets the others begin near it. spread: size of the noise that components of
     normalisation layers begin with, γ (1 + spread ε) and β + spread ε. prior_std: s of the prior N(0, s²)
     in the KL term, one number, numbers by pattern of the weights' names, or ``priors.FanIn``; None leaves
-    the term away. l2: λ of the term λ‖M‖² over all trained numbers that the paper's experiments have in
+    the squares out. l2: λ of the term λ‖M‖² over all trained numbers that the paper's experiments have in
     its place, 0.001/batch size there; it is the weight decay 2λ of the optimiser. optimizer: any of
     ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate. keep: "last",
     "best" (by validation) or a ``KeepBest``.
@@ -326,12 +327,13 @@ class ECMP(_Trained):
     where: the patched layers, by kind ("norm", "input", "output", "all"), by type such as "Linear", or by
     pattern of their names; normalisation and output layers unless said otherwise. num_components: K, of
     each patched layer. probabilities: of the components; equal unless given. learn_probabilities: learn
-    them, for each layer, by a relaxation of the draw. start: "initialiser" draws the components of a
+    them, for each layer, by a relaxation of the draw; the loss then has minus the entropy of the draws,
+    with or without prior_std. start: "initialiser" draws the components of a
     layer with weights independently, as the model draws them; "weights" keeps those of a trained module
     in component 0 and lets the others begin near it. spread: size of the noise that components of
     normalisation layers begin with, γ (1 + spread ε) and β + spread ε. prior_std: s of the prior N(0, s²)
     in the KL term, one number, numbers by pattern of the weights' names, or ``priors.FanIn``; None leaves
-    the term away. l2: λ of the term λ‖M‖² over all trained numbers that the paper's experiments have in
+    the squares out. l2: λ of the term λ‖M‖² over all trained numbers that the paper's experiments have in
     its place, 0.001/batch size there; it is the weight decay 2λ of the optimiser. optimizer: any of
     ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate. keep: "last",
     "best" (by validation) or a ``KeepBest``.

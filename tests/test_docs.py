@@ -1,6 +1,7 @@
 """Every Python block of the README and the guides runs, in order, as a reader would type it."""
 
 import re
+import tomllib
 import warnings
 from pathlib import Path
 
@@ -40,3 +41,34 @@ def test_links_of_the_pages_lead_somewhere():
         for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in link:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_layers_of_contributing_are_those_that_are_checked():
+    [text] = re.findall(r"## Layers\n\n`([^`]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    described = [{name.strip() for name in layer.split(",")} for layer in text.split("←")]
+    [checked] = [c for c in PYPROJECT["tool"]["importlinter"]["contracts"] if c["type"] == "layers"]
+    layers = [
+        {name.strip().removeprefix("polymode.") for name in layer.split("|")} for layer in checked["layers"]
+    ]
+    assert described == layers[::-1]
+
+
+def test_what_is_named_exists():
+    """Extras of the package and targets of make, wherever a reader is told to use them."""
+    extras = PYPROJECT["project"]["optional-dependencies"].keys()
+    targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    pages = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("src/**/*.py"),
+        ROOT / "pyproject.toml",
+    ]
+    for page in pages:
+        text = page.read_text()
+        for names in re.findall(r"polymode\[([\w,]+)\]'?[`.: )]", text):
+            assert set(names.split(",")) <= extras, f"{page.name}: polymode[{names}]"
+        for target in re.findall(r"`make ([\w-]+)", text):
+            assert target in targets, f"{page.name}: make {target}"

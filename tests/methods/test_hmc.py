@@ -216,7 +216,7 @@ def test_augmented_images_are_refused():
     images = pm.ArrayData(
         torch.zeros(4, 1, 6, 6), torch.zeros(4, dtype=torch.int64), augment=[pm.data.RandomFlip()]
     )
-    with pytest.raises(InputError, match="Leave augment away"):
+    with pytest.raises(InputError, match="Leave augment out"):
         pm.fit(
             HMC(1),
             lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 2)),

@@ -231,7 +231,7 @@ def test_splits_and_chains_train_side_by_side_as_they_do_alone():
             lambda: ECMP(l2=0.1, optimizer=pm.Optimizer("AdamW")),
             "AdamW.*use Adam or SGD",
         ),
-        (lambda: ECMP(l2=0.1, optimizer=pm.Optimizer("SGD", weight_decay=0.1)), "leave l2 away"),
+        (lambda: ECMP(l2=0.1, optimizer=pm.Optimizer("SGD", weight_decay=0.1)), "leave l2 out"),
         (lambda: ECMP(prior_std=0.0), "prior_std must be a positive number"),
         (
             lambda: EMP(learn_probabilities=True, probabilities=(0.2,) * 5),

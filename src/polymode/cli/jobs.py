@@ -71,7 +71,7 @@ class JobOptions(ScreenOptions):
                     f"--set {section}={content!r}: say which option of it, {section}.OPTION=VALUE."
                 )
         if self.processes > 1 and self.tensorboard:
-            raise UsageError("--tensorboard follows a run in this process: leave --processes away.")
+            raise UsageError("--tensorboard follows a run in this process: leave --processes out.")
         for name in ("seeds", "draws", "processes", "threads"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be at least 1, got {getattr(self, name)}.")

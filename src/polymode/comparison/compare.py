@@ -287,7 +287,7 @@ def _learning(folder: Path) -> dict[str, Any]:
 def _trace(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Mean loss of every epoch, and the places where a chain begins a new training.
 
-    sampled: whether there are epochs without an optimiser; their losses leave the prior term away.
+    sampled: whether there are epochs without an optimiser; their losses leave the prior term out.
     """
     known = _means(epochs, lambda epoch: epoch["losses"])
     return {

@@ -116,7 +116,7 @@ class LatePhase(Method):
         if self.carry_moments and self.late_optimizer not in (None, self.optimizer):
             raise InputError(
                 "carry_moments=True needs one optimiser for base and late weights, got optimizer="
-                f"{self.optimizer} and late_optimizer={self.late_optimizer}. Leave one of them away."
+                f"{self.optimizer} and late_optimizer={self.late_optimizer}. Leave one of them out."
             )
         if self.prior_std is not None:
             check_prior_std(self.prior_std)

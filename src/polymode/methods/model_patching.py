@@ -59,7 +59,7 @@ class _Patching(Method):
                 raise InputError(
                     f"l2={self.l2:g} is the weight decay 2·l2 of the optimiser, which {self.optimizer.kind} "
                     f"with options {dict(options)} cannot take: use Adam or SGD without "
-                    "weight_decay, or leave l2 away."
+                    "weight_decay, or leave l2 out."
                 )
 
     @property
@@ -352,7 +352,7 @@ class DropConnect(_Patching):
     What is kept is divided by 1 − rate, biases are left alone, and draws at test time drop as training does.
 
     rate: probability that a weight is dropped. where: the layers whose weights are, by kind, type or pattern
-    of their names. prior_std: s of the prior N(0, s²) in the KL term; None leaves the term away. l2: λ of a
+    of their names. prior_std: s of the prior N(0, s²) in the KL term; None leaves the term out. l2: λ of a
     term λ‖M‖² over all trained numbers, as weight decay 2λ of the optimiser. optimizer: any of
     ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate. keep: "last",
     "best" (by validation) or a ``KeepBest``.

@@ -26,7 +26,7 @@ def perturbed(batch: Batch, seeds: Tensor, likelihood: Likelihood) -> Batch:
 def _perturbed(piece: Piece, seeds: Tensor, likelihood: Likelihood) -> Piece:
     if piece.weights is not None:
         # A multiplicity w needs noise of σ/√w, or a weight of Gamma(w): the law below would be another one.
-        raise InputError("perturb_data=True and sample weights cannot be combined: leave one of them away.")
+        raise InputError("perturb_data=True and sample weights cannot be combined: leave one of them out.")
     piece = piece if piece.has_groups else _for_each_group(piece, len(seeds))
     keys = example_keys(seeds, piece.rows).to(piece.targets.device)
 

@@ -203,7 +203,7 @@ def _check_phases(job: Job, phases: Sequence[Phase]) -> None:
         if phase.batches == "full" and any(getattr(source, "augment", ()) for source in job.sources):
             raise InputError(
                 f"Each step of {where} is about the whole data set as it is, and augmented images "
-                "are others every time. Leave augment away."
+                "are others every time. Leave augment out."
             )
         if phase.epochs < 1:
             raise InputError(f"There are {phase.epochs} epochs for {where}: it needs at least one.")

@@ -98,8 +98,8 @@ class SequentialAnchored(Method):
         check_options(self._short_optimizer, self._short_schedule, self.keep)
         if not self.restart and (self.short_optimizer is not None or self.short_schedule is not None):
             raise InputError(
-                "restart=False goes on with the optimiser of the first training: leave out short_optimizer "
-                "and short_schedule."
+                "restart=False goes on with the optimiser of the first training: leave short_optimizer and "
+                "short_schedule out."
             )
 
     @property

@@ -386,6 +386,17 @@ def test_a_table_of_ones_own_from_training_to_predictions_in_its_units(tmp_path)
     polymode("predict", "out", "new.csv", cwd=tmp_path)
 
 
+def test_a_column_that_is_constant_in_training_is_left_out_and_said_to_be(tmp_path):
+    rows = "".join(f"{i % 7},0,{i % 5},{3 * (i % 7)}.5\n" for i in range(60))
+    (tmp_path / "train.csv").write_text("size,rare,age,price\n" + rows)
+    (tmp_path / "new.csv").write_text("size,rare,age\n3,0,2\n3,1,2\n")
+    said = polymode("train", "--data", "train.csv", "--epochs", 3, "--run", "out", cwd=tmp_path)
+    assert "1 of 3 columns (rare) left out, constant in the training data" in said.stderr
+    predicted = json.loads(polymode("predict", "out", "new.csv", "--json", cwd=tmp_path).stdout)
+    first, twin = predicted["mean"]
+    assert first == pytest.approx(twin, rel=1e-5)
+
+
 def test_images_of_ones_own(tmp_path):
     from PIL import Image
 

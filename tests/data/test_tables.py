@@ -284,3 +284,33 @@ def test_a_header_that_is_too_short_is_refused(tmp_path):
     path.write_text("x,y\n1,2,3\n4,5,6\n7,8,9\n")
     with pytest.raises(InputError, match=r"cannot be read as a table .*Length of header"):
         table(path)
+
+
+def test_columns_that_are_constant_in_training_do_not_matter_in_new_rows(tmp_path):
+    rare = pd.DataFrame({"size": np.arange(40.0), "rare": np.zeros(40), "price": 3 * np.arange(40.0)})
+    rare.to_csv(tmp_path / "train.csv", index=False)
+    ready = table(tmp_path / "train.csv").splits[0].preprocessing
+    assert ready.constant == ("rare",)
+    new = pd.DataFrame({"size": [5.0, 5.0], "rare": [0, 1]})
+    new.to_csv(tmp_path / "new.csv", index=False)
+    inputs, _ = read_table(tmp_path / "new.csv", ready)
+    torch.testing.assert_close(inputs[0], inputs[1], rtol=0, atol=0)
+
+
+def test_pixels_that_are_constant_in_training_do_not_matter_in_test_rows(tmp_path):
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 17, (60, 64)).astype(np.uint8), np.arange(60) % 3
+    x[:, [0, 32]] = 0
+    x_test = x[:10].copy()
+    x_test[0, 32] = 16
+    np.savez(tmp_path / "digits.npz", x=x, y=y, x_test=x_test, y_test=y[:10])
+    split = table(tmp_path / "digits.npz").splits[0]
+    assert split.preprocessing.constant == ("0", "32")
+    assert not split.test.inputs[:, [0, 32]].any()
+    assert split.test.inputs.abs().max() < 10
+
+
+def test_a_target_that_is_constant_in_the_training_rows_is_an_error(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(9.0), y=np.full(9, 0.1), x_test=[1.0, 2.0], y_test=[1.0, 2.0])
+    with pytest.raises(InputError, match=r"target 'y' is constant \(0.1\) in the 9 training rows"):
+        table(tmp_path / "a.npz")

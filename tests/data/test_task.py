@@ -4,6 +4,7 @@ import torch
 import polymode as pm
 from polymode.data import Preprocessing, Task, as_task
 from polymode.data.loading import load_labelled
+from polymode.data.task import standardised
 from polymode.errors import InputError
 
 X = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
@@ -40,6 +41,39 @@ def test_other_things_are_refused(value, message):
 def test_targets_far_from_one_are_remarked_on():
     with pytest.warns(UserWarning, match=r"standard deviation of 4.95e\+03"):
         as_task(((X, Y * 6000.0), (X, Y * 6000.0)), "mine:load")
+
+
+def test_what_is_constant_in_training_is_always_zero():
+    generator = torch.Generator().manual_seed(0)
+    varied = torch.randn(50, generator=generator, dtype=torch.float64)
+    sums = torch.rand(50, 10, generator=generator, dtype=torch.float64)
+    rounding = 1e6 * (sums / sums.sum(1, keepdim=True)).sum(1)  # 1e6 but for the last bits
+    assert rounding.unique().numel() > 1
+    train = torch.stack(
+        [varied, torch.zeros(50), torch.full((50,), 0.1), rounding, 1e-9 * varied], 1
+    ).double()
+    new = torch.tensor([[0.5, 1.0, -1e8, 7.0, 5e-10]], dtype=torch.float64)
+    (inputs, prepared), shift, scale = standardised(train, new)
+    ready = Preprocessing(input_shift=shift, input_scale=scale)
+    assert scale[1:4] == (0.0, 0.0, 0.0)
+    assert (ready.constant, Preprocessing.from_config(ready.config())) == (("1", "2", "3"), ready)
+    assert prepared[0, 1:4].tolist() == [0, 0, 0]
+    assert not inputs[:, 1:4].any()
+    torch.testing.assert_close(ready.raw(prepared)[0, 1:4], torch.tensor([0.0, 0.1, 1e6]))
+    # A spread that is small, but real, is a spread like any other: the two columns are one but for the unit.
+    torch.testing.assert_close(inputs[:, 4], inputs[:, 0])
+    torch.testing.assert_close(inputs[:, 4].std(correction=0), torch.tensor(1.0))
+    assert prepared[0, 4] == pytest.approx(prepared[0, 0])
+
+
+def test_a_constant_channel_is_always_zero():
+    images = torch.rand(20, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    images[:, 1] = 0.3
+    (inputs, others), _, scale = standardised(images, torch.rand(2, 3, 4, 4), per_channel=True)
+    assert scale[1] == 0
+    assert not inputs[:, 1].any()
+    assert not others[:, 1].any()
+    assert inputs[:, 0].std(correction=0).item() == pytest.approx(1)
 
 
 def test_the_suggested_budget_makes_about_ten_thousand_steps():

@@ -109,7 +109,19 @@ class Job:
         target = f" of {ready.target!r}" if ready.target else ""
         counts = f"{split.train.num_examples} to train on, {split.test.num_examples} to test on"
         splits = f", {len(task.splits)} splits" if len(task.splits) > 1 else ""
-        return f"{task.name}: {meaning}{target}, {counts}{splits}; model {self.model_name}"
+        return f"{task.name}: {meaning}{target}, {counts}{splits}{self._left_out()}; model {self.model_name}"
+
+    def _left_out(self) -> str:
+        """The inputs that are constant in the training data of a split, and hence left out."""
+        found = list(dict.fromkeys(name for s in self.task.splits for name in s.preprocessing.constant))
+        if not found:
+            return ""
+        ready = self.task.splits[0].preprocessing
+        kind = "channels" if ready.source == "images" else "columns"
+        counted = "" if ready.columns else "counted from 0: "
+        shown = counted + ", ".join(found[:10]) + (", …" if len(found) > 10 else "")
+        number = f"{len(found)} of {len(ready.input_scale)} {kind}"
+        return f"; {number} ({shown}) left out, constant in the training data"
 
 
 def load_job(options: JobOptions) -> Job:

@@ -23,7 +23,7 @@ from polymode.data.columns import (
     read_frame,
 )
 from polymode.data.sources import ArrayData
-from polymode.data.task import Preprocessing, Split, Task, standardised
+from polymode.data.task import Preprocessing, Split, Task, mean_and_scale, standardised
 from polymode.errors import InputError, require, unknown_name
 
 SUFFIXES = (*SEPARATORS, ".parquet", ".npz")
@@ -125,15 +125,22 @@ def table_split(
     columns: Sequence[str] = (),
     target: str = "",
     classes: Sequence[str] = (),
+    added: float = 0.0,
 ) -> Split:
-    """A split standardised with the statistics of its training rows; without classes the targets too."""
+    """A split standardised with the statistics of its training rows; without classes the targets too.
+
+    added: what a published protocol adds to every standard deviation.
+    """
     others = [test[0]] if validation is None else [test[0], validation[0]]
-    inputs, shift, scale = standardised(train[0], *others, per_channel=train[0].ndim > 2)
+    inputs, shift, scale = standardised(train[0], *others, per_channel=train[0].ndim > 2, added=added)
     target_shift, target_scale = 0.0, 1.0
     if not classes:
-        target_shift = train[1].mean().item()
-        # As for the inputs: a constant target divides by 1e-6, not by zero.
-        target_scale = train[1].std(correction=0).item() + 1e-6
+        target_shift, target_scale = (value.item() for value in mean_and_scale(train[1], [0], added))
+        require(
+            target_scale > 0,
+            f"The target{f' {target!r}' if target else ''} is constant ({target_shift:.6g}) in the "
+            f"{len(train[1])} training rows; there is nothing to learn. Give more rows, or other splits.",
+        )
     ready = Preprocessing(
         source="table",
         input_shift=shift,

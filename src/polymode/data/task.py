@@ -20,7 +20,9 @@ class Preprocessing:
     """How raw numbers became inputs and targets: all that new examples need, as plain values.
 
     Inputs are (raw − input_shift) / input_scale along the first axis of an example (features of a table,
-    channels of an image); targets of a regression likewise. columns, target: names in a table. classes:
+    channels of an image); targets of a regression likewise. A scale of 0 marks what was constant in training:
+    the network has learned nothing about it, so its input is always 0, whatever a new example holds, and
+    ``raw`` gives back the shift. columns, target: names in a table. classes:
     names of the labels, in order. source: the kind of reader ("table", "images", "text", or "" for arrays).
     symbols, length: text is cut into sequences of so many "bytes" or "characters", the classes.
     """
@@ -59,7 +61,7 @@ class Preprocessing:
         shift, scale = (
             torch.tensor(v, dtype=raw.dtype).reshape(shape) for v in (self.input_shift, self.input_scale)
         )
-        return ((raw - shift) / scale).float()
+        return ((raw - shift) / scale.masked_fill(scale == 0, torch.inf)).float()
 
     def raw(self, inputs: Tensor) -> Tensor:
         """Raw inputs [N, ...] from inputs: what ``inputs`` does, undone."""
@@ -68,6 +70,12 @@ class Preprocessing:
         shape = (1, -1, *[1] * (inputs.ndim - 2))
         shift, scale = (torch.tensor(v).reshape(shape) for v in (self.input_shift, self.input_scale))
         return inputs * scale + shift
+
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """Names, or places counted from 0, of the columns or channels that were constant in training."""
+        names = self.columns or tuple(map(str, range(len(self.input_scale))))
+        return tuple(name for name, scale in zip(names, self.input_scale, strict=True) if scale == 0)
 
     def targets(self, raw: Tensor) -> Tensor:
         """Targets of a regression from raw ones."""
@@ -215,17 +223,32 @@ def _num_outputs(data: Data, likelihood: Any) -> int:
     return 2 * width if kind == "heteroscedastic_gaussian" else width
 
 
-def standardised(
-    train: Tensor, *others: Tensor, per_channel: bool = False
-) -> tuple[list[Tensor], tuple[float, ...], tuple[float, ...]]:
-    """Arrays with the training mean subtracted, divided by its standard deviation + 1e-6.
+# Numbers whose standard deviation is at most this share of the largest of them are constant but for rounding:
+# float64 tells fewer than 64 of them apart.
+ROUNDING = 64 * torch.finfo(torch.float64).eps
 
-    Statistics are those of each feature (second axis); ``per_channel`` pools pixels with it. Returns the
-    arrays, the shift and the scale.
+
+def mean_and_scale(values: Tensor, axes: Sequence[int], added: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation over some axes, in float64; the deviation of a constant is exactly 0.
+
+    added: what a protocol adds to the deviations of what is not constant.
     """
-    axes = [axis for axis in range(train.ndim) if axis != 1]
-    mean = train.double().mean(axes if per_channel else 0)
-    std = train.double().std(axes if per_channel else 0, correction=0) + 1e-6
+    values = values.double()
+    std = values.std(list(axes), correction=0)
+    is_constant = std <= ROUNDING * values.abs().amax(list(axes))
+    return values.mean(list(axes)), (std + added).masked_fill(is_constant, 0.0)
+
+
+def standardised(
+    train: Tensor, *others: Tensor, per_channel: bool = False, added: float = 0.0
+) -> tuple[list[Tensor], tuple[float, ...], tuple[float, ...]]:
+    """Arrays with the training mean subtracted, divided by the training standard deviation.
+
+    Statistics are those of each feature (second axis); ``per_channel`` pools pixels with it. What is constant
+    in training becomes 0 everywhere. Returns the arrays, the shift and the scale.
+    """
+    axes = [axis for axis in range(train.ndim) if axis != 1] if per_channel else [0]
+    mean, std = mean_and_scale(train, axes, added)
     shift, scale = tuple(mean.tolist()), tuple(std.tolist())
     ready = Preprocessing(input_shift=shift, input_scale=scale)
     return [ready.inputs(part) for part in (train, *others)], shift, scale

@@ -314,3 +314,41 @@ def test_a_target_that_is_constant_in_the_training_rows_is_an_error(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.arange(9.0), y=np.full(9, 0.1), x_test=[1.0, 2.0], y_test=[1.0, 2.0])
     with pytest.raises(InputError, match=r"target 'y' is constant \(0.1\) in the 9 training rows"):
         table(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("first", [0, 1, 1000])
+@pytest.mark.parametrize("name", ["", "Unnamed: 0"])
+def test_row_numbers_without_a_name_are_left_out(tmp_path, first, name):
+    data = frame().drop(columns="kind")
+    data.index = data.index + first
+    data.to_csv(tmp_path / "a.csv", index_label=name or None)
+    assert (tmp_path / "a.csv").read_text().startswith(f"{name},age")
+    with pytest.warns(
+        UserWarning, match=r"Column 1 of .*a\.csv has no name and numbers the rows: it is left"
+    ):
+        task = table(tmp_path / "a.csv")
+    assert task.splits[0].preprocessing.columns == ("age", "member")
+    data.reset_index(drop=True).to_csv(tmp_path / "new.csv", index=False)
+    inputs, _ = read_table(tmp_path / "new.csv", task.splits[0].preprocessing)
+    again, _ = read_table(tmp_path / "a.csv", task.splits[0].preprocessing)
+    torch.testing.assert_close(inputs, again)
+
+
+def test_other_columns_without_a_name_are_refused(tmp_path):
+    path = write_csv(tmp_path, "a,,y\n1,2.5,0.1\n2,3.5,0.2\n4,9,0.3\n5,1,0.4\n6,1,0.5\n")
+    with pytest.raises(InputError, match=r"Column 2 of .* has no name\. .* data\.drop=\['Unnamed: 1'\]"):
+        table(path)
+    assert table(path, drop=["Unnamed: 1"]).splits[0].preprocessing.columns == ("a",)
+    path = write_csv(tmp_path, "a,b,y,\n" + "".join(f"{i},{i * i},{i / 3},\n" for i in range(9)))
+    with pytest.raises(
+        InputError, match=r"Column 4 of .* has no name"
+    ):  # a separator at the end of each line
+        table(path)
+
+
+def test_names_that_occur_twice_are_refused(tmp_path):
+    path = write_csv(tmp_path, 'a,b,"a",y,b,c\n' + "".join(f"{i},2,{i},4,5,{i / 3}\n" for i in range(9)))
+    with pytest.raises(InputError, match="more than one column named 'a', 'b'"):
+        table(path)
+    path = write_csv(tmp_path, "a,a.1,y\n" + "".join(f"{i},{i * i},{i / 3}\n" for i in range(9)))
+    assert table(path).splits[0].preprocessing.columns == ("a", "a.1")

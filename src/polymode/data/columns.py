@@ -1,6 +1,8 @@
 """Files with named columns: CSV, TSV and Parquet, checked column by column."""
 
+import re
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,11 +36,16 @@ def read_frame(path: Path, separator: str | None) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)  # fewer names than columns
             frame = pandas.read_csv(path, sep=separator, skip_blank_lines=False, index_col=False)
+        # The frame's own names are not those of the file: a second "a" has become "a.1".
+        header = pandas.read_csv(
+            path, sep=separator, skip_blank_lines=False, header=None, nrows=1, dtype=str, na_filter=False
+        )
     except (ValueError, pandas.errors.ParserError, pandas.errors.ParserWarning) as error:
         raise InputError(
             f"{path} cannot be read as a table ({error}). Check its separator and rows."
         ) from error
     _check_header([str(name) for name in frame.columns], path, separator)
+    _check_different([name for name in header.iloc[0] if name], path)
     return _with_rows(frame.dropna(how="all"), path)
 
 
@@ -61,6 +68,7 @@ def _read_parquet(path: Path, pandas: Any) -> Any:
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as Parquet ({error}). Write it again.") from error
     frame.columns = frame.columns.map(str)
+    _check_different(list(frame.columns), path)
     return _with_rows(frame.reset_index(drop=True), path)
 
 
@@ -82,6 +90,15 @@ def _check_header(names: list[str], path: Path, separator: str) -> None:
             )
 
 
+def _check_different(names: Sequence[str], path: Path) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    names_twice = ", ".join(map(repr, twice))
+    require(
+        not twice,
+        f"{path} has more than one column named {names_twice}. Give each a name of its own, or remove it.",
+    )
+
+
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -101,6 +118,7 @@ def frame_parts(
         if name not in names:
             raise unknown_name(f"column to drop from {path}", name, names)
     kept = [name for name in names if name not in drop]
+    kept = _named(frame, kept, target, path)
     require(
         len(kept) >= 2, f"{path} needs a target and at least one feature; its columns are {', '.join(kept)}."
     )
@@ -110,6 +128,31 @@ def frame_parts(
     columns = [name for name in kept if name != target]
     check_no_gaps(frame[kept], path)
     return features(frame, columns, path), plain_column(frame[target]), columns, target
+
+
+# What a column is called that has no name, here and in files that were written with these names.
+_UNNAMED = re.compile(r"Unnamed: \d+(\.\d+)*|\s*")
+
+
+def _named(frame: Any, names: Sequence[str], target: str | None, path: Path) -> list[str]:
+    """Those of the columns that have a name: row numbers are left out, other nameless columns refused."""
+    nameless = [name for name in names if _UNNAMED.fullmatch(name) and name != target]
+    for name in nameless:
+        place = f"Column {list(frame.columns).index(name) + 1} of {path} has no name"
+        if not _counts_rows(frame[name]):
+            raise InputError(
+                f"{place}. Write one into the header, or leave the column out with data.drop=[{name!r}]."
+            )
+        warnings.warn(f"{place} and numbers the rows: it is left out.", stacklevel=4)
+    return [name for name in names if name not in nameless]
+
+
+def _counts_rows(column: Any) -> bool:
+    types = _pandas().api.types
+    if not types.is_numeric_dtype(column.dtype) or types.is_bool_dtype(column.dtype) or column.isna().any():
+        return False
+    values = column.to_numpy(dtype=np.float64)
+    return bool((values == values.round()).all() and (np.diff(values) == 1).all())
 
 
 def columns_to_read(frame: Any, preprocessing: Preprocessing, path: Path) -> list[str]:

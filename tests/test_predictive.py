@@ -2,7 +2,7 @@
 
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -359,3 +359,26 @@ def test_a_prediction_that_vmap_cannot_make_is_made_by_the_loop_and_said_once():
     made.predict(x)  # a second warning would be an error
     with pytest.raises(pm.errors.InputError, match="cannot run on a batch of these inputs"):
         made.predict(torch.randn(24, 5))
+
+
+def test_predictives_print_as_one_line():
+    mean = torch.tensor([[0.9, 0.1], [0.5, 0.5]])
+    half = -0.5 * (0.9 * math.log(0.9) + 0.1 * math.log(0.1)) + 0.5 * math.log(2)
+    shown = repr(pm.CategoricalPredictive(mean.repeat(500, 1), torch.zeros(1000), 5))
+    assert shown == (
+        "CategoricalPredictive(1000 points, 2 classes, 5 members, mean confidence 0.7, "
+        f"mean entropy {half:.3g}, mean mutual_information {half:.3g})"
+    )
+    tokens = pm.CategoricalPredictive(mean.expand(7, 2, 2), torch.zeros(7, 2), 3)
+    assert repr(tokens).startswith("CategoricalPredictive(7 points of [2], 2 classes, 3 members, ")
+    many = pm.BernoulliPredictive(torch.full((7, 4), 0.25), torch.zeros(7, 4), 3)
+    assert repr(many).startswith("BernoulliPredictive(7 points of [4], 3 members, mean probability 0.25, ")
+    numbers = pm.GaussianPredictive(
+        torch.full((7, 1), 2.0), torch.full((7, 1), 16.0), torch.full((7, 1), 9.0), 3
+    )
+    expected = (
+        "GaussianPredictive(7 points of [1], 3 members, {}mean prediction 2, mean std 5, mean member_std 3)"
+    )
+    assert repr(numbers) == expected.format("")
+    levels = {0.05: torch.zeros(7, 1), 0.95: torch.ones(7, 1)}
+    assert repr(replace(numbers, quantiles=levels)) == expected.format("quantiles 0.05, 0.95, ")

@@ -6,6 +6,7 @@ to, and never keeps them: memory grows with points × classes, not with draws.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -38,6 +39,13 @@ def softmax_and_entropy(logits: Tensor) -> tuple[Tensor, Tensor]:
     return p.movedim(0, -1), -plogp.sum(0, dtype=torch.float64).to(p.dtype)
 
 
+def _described(predictive: object, shape: Sequence[int], *facts: str, **values: Tensor) -> str:
+    """A predictive in one line: what it is about, and means over all points."""
+    each = "" if len(shape) == 1 else f" of {list(shape[1:])}"
+    means = [f"mean {name} {value.double().mean().item():.3g}" for name, value in values.items()]
+    return f"{type(predictive).__name__}({', '.join([f'{shape[0]} points{each}', *facts, *means])})"
+
+
 @dataclass(frozen=True)
 class CategoricalPredictive:
     """Mean class probabilities and how the members' opinions spread.
@@ -59,6 +67,17 @@ class CategoricalPredictive:
     def mutual_information(self) -> Tensor:
         """Disagreement of the members: entropy of the mean minus mean of the entropies, ≥ 0."""
         return (self.entropy - self.expected_entropy).clamp(min=0)
+
+    def __repr__(self) -> str:
+        return _described(
+            self,
+            self.mean.shape[:-1],
+            f"{self.mean.shape[-1]} classes",
+            f"{self.num_members} members",
+            confidence=self.confidence,
+            entropy=self.entropy,
+            mutual_information=self.mutual_information,
+        )
 
     @property
     def labels(self) -> Tensor:
@@ -85,6 +104,16 @@ class BernoulliPredictive:
     def mutual_information(self) -> Tensor:
         return (self.entropy - self.expected_entropy).clamp(min=0)
 
+    def __repr__(self) -> str:
+        return _described(
+            self,
+            self.mean.shape,
+            f"{self.num_members} members",
+            probability=self.mean,
+            entropy=self.entropy,
+            mutual_information=self.mutual_information,
+        )
+
     @property
     def labels(self) -> Tensor:
         return (self.mean > 0.5).to(torch.int64)
@@ -106,6 +135,20 @@ class GaussianPredictive:
     member_variance: Tensor
     num_members: int
     quantiles: dict[float, Tensor] | None = None
+
+    def __repr__(self) -> str:
+        levels = (
+            [f"quantiles {', '.join(f'{level:g}' for level in self.quantiles)}"] if self.quantiles else []
+        )
+        return _described(
+            self,
+            self.mean.shape,
+            f"{self.num_members} members",
+            *levels,
+            prediction=self.mean,
+            std=self.std,
+            member_std=self.member_variance.sqrt(),
+        )
 
     @property
     def variance(self) -> Tensor:

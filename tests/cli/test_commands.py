@@ -351,7 +351,7 @@ def test_a_table_of_ones_own_from_training_to_predictions_in_its_units(tmp_path)
         cwd=tmp_path,
     )
     result = polymode("predict", "out", "new.csv", "--out", "p.csv", "--quantiles", "0.1,0.9", cwd=tmp_path)
-    assert "200 predictions in p.csv: mean, std, member_std, q0.1, q0.9" in result.stdout
+    assert "200 predictions in p.csv: row, mean, std, member_std, q0.1, q0.9" in result.stdout
     with (tmp_path / "p.csv").open() as file:
         rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
     error = np.array([row["mean"] for row in rows]) - y
@@ -384,6 +384,45 @@ def test_a_table_of_ones_own_from_training_to_predictions_in_its_units(tmp_path)
     # The network does not need the training data any more.
     (tmp_path / "train.csv").unlink()
     polymode("predict", "out", "new.csv", cwd=tmp_path)
+
+
+def test_predictions_carry_the_rows_and_columns_of_the_table(tmp_path):
+    rows = "".join(f"{i % 7},{i % 5},{3 * (i % 7)}.5\n" for i in range(60))
+    (tmp_path / "train.csv").write_text("size,age,price\n" + rows)
+    (tmp_path / "new.csv").write_text('id,size,name,age\n007,3,Ann,2\n,,,\n\n010,1,"B, C",2\n011,3,,2\n')
+    polymode("train", "--data", "train.csv", "--epochs", 3, "--run", "out", "--quiet", cwd=tmp_path)
+
+    def predicted(*options):
+        polymode("predict", "out", "new.csv", *options, "--out", "p.csv", cwd=tmp_path)
+        with (tmp_path / "p.csv").open() as file:
+            return list(csv.DictReader(file))
+
+    plain, kept = predicted(), predicted("--keep", "id,name")
+    assert list(plain[0]) == ["row", "mean", "std", "member_std", "q0.05", "q0.95"]
+    assert list(kept[0]) == ["row", "id", "name", "mean", "std", "member_std", "q0.05", "q0.95"]
+    # Empty rows are not predicted, and do not shift the others.
+    assert [(row["row"], row["id"], row["name"]) for row in kept] == [
+        ("1", "007", "Ann"),
+        ("4", "010", "B, C"),
+        ("5", "011", ""),
+    ]
+    assert [row["mean"] for row in kept] == [row["mean"] for row in plain]
+    assert kept[0]["mean"] == kept[2]["mean"] != kept[1]["mean"]
+    said = polymode("predict", "out", "new.csv", "--out", "p.npz", "--keep", "size, id", cwd=tmp_path).stdout
+    assert "3 predictions in p.npz: row, size, id, mean" in said
+    assert "(counted from 1)" in said
+    with np.load(tmp_path / "p.npz") as arrays:
+        assert arrays["id"].tolist() == ["007", "010", "011"]
+    wrong = polymode("predict", "out", "new.csv", "--keep", "nmae", cwd=tmp_path, code=2)
+    assert "Unknown column to keep of new.csv 'nmae'. Did you mean 'name'" in the_line(wrong)
+    for name in ("row", "mean"):
+        (tmp_path / "new.csv").write_text(f"{name},size,age\n1,3,2\n")
+        wrong = polymode("predict", "out", "new.csv", "--keep", name, cwd=tmp_path, code=2)
+        assert f"--keep {name}: the predictions have a column of that name" in the_line(wrong)
+    np.savez(tmp_path / "new.npz", x=np.ones((2, 2)))
+    wrong = polymode("predict", "out", "new.npz", "--keep", "id", cwd=tmp_path, code=1)
+    assert "new.npz have no columns to keep" in the_line(wrong)
+    assert json.loads(polymode("predict", "out", "new.npz", "--json", cwd=tmp_path).stdout)["row"] == [1, 2]
 
 
 def test_a_column_that_is_constant_in_training_is_left_out_and_said_to_be(tmp_path):

@@ -12,6 +12,7 @@ from polymode.cli.options import ScreenOptions, UsageError, option
 from polymode.cli.output import console, print_json, say
 from polymode.cli.runs import StoredRun, seeded
 from polymode.data import Preprocessing
+from polymode.data.tables import ROW
 from polymode.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from polymode.storage import write_bytes, write_text
 
@@ -19,7 +20,8 @@ ABOUT = """Predict new examples with a finished run: what is predicted and how s
 
 Classes: label, confidence, entropy (all doubt), mutual_information (disagreement of the members), and the
 probability of every class; where tokens are predicted, a row each. Regressions: mean, std (all doubt),
-member_std (disagreement), quantiles."""
+member_std (disagreement), quantiles. Predictions of a table begin with the number of the row (from 1, the
+first below the column names) and the columns that --keep names."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class PredictOptions(ScreenOptions):
         place="argument",
     )
     out: str = option("", "file to write: .csv or .npz (default: CSV on standard output)")
+    keep: str = option("", "columns of the new table to pass on, in front, with commas: id,name")
     quantiles: str = option("0.05,0.95", "levels of the quantiles of a regression, with commas")
     posterior: int = option(0, "which posterior of a run over several splits or seeds, counted from 0")
     draws: int = option(100, "networks drawn of a posterior that has no end of them")
@@ -49,7 +52,7 @@ def run(options: PredictOptions) -> None:
         raise UsageError(f"--out {options.out!r} must end in .csv or .npz.")
     stored = StoredRun.open(options.run)
     posterior = stored.posterior(options.posterior)
-    inputs, names = stored.inputs(options.data, options.posterior)
+    inputs, about = stored.inputs(options.data, options.posterior, _names(options.keep))
     is_regression = "gaussian" in posterior.network.likelihood.kind
     predictive = posterior.predict(
         inputs,
@@ -58,8 +61,11 @@ def run(options: PredictOptions) -> None:
         quantiles=_levels(options.quantiles) if is_regression else (),
     )
     columns = columns_of(predictive, stored.preprocessing(options.posterior))
-    if names:
-        columns = {"name": np.array(names)} | columns
+    for name in about.keys() & columns.keys():
+        raise UsageError(
+            f"--keep {name}: the predictions have a column of that name. Rename it in the table."
+        )
+    columns = about | columns
     if kind == ".npz":
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **columns)  # type: ignore[arg-type]  # names are arrays
@@ -76,8 +82,16 @@ def run(options: PredictOptions) -> None:
         say(options, f"{count} predictions in {options.out}: {', '.join(columns)}")
         doubt = columns.get("entropy", columns.get("std"))
         if doubt is not None:  # several outputs have a column each
-            order = np.argsort(doubt)[::-1][:3].tolist()
-            console().print(f"least sure: rows {', '.join(str(i) for i in order)} (counted from 0)")
+            order = np.argsort(doubt)[::-1][:3]
+            rows, first = (columns[ROW][order], 1) if ROW in columns else (order, 0)
+            console().print(f"least sure: rows {', '.join(map(str, rows.tolist()))} (counted from {first})")
+
+
+def _names(text: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if ROW in names:
+        raise UsageError(f"--keep {ROW}: the predictions have a column of that name. Rename it in the table.")
+    return names
 
 
 def _levels(text: str) -> list[float]:

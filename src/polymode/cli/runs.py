@@ -1,5 +1,6 @@
 """Run folders as commands read them: posteriors, and new examples brought into the shape they know."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +15,8 @@ from polymode.comparison import TASK
 from polymode.data import Preprocessing, Split, Task, as_tree, characters
 from polymode.data.folders import read_images
 from polymode.data.loading import load_inputs_for_ood, load_labelled, load_task
-from polymode.data.tables import SUFFIXES, read_table
-from polymode.errors import CheckpointError
+from polymode.data.tables import SUFFIXES, read_rows
+from polymode.errors import CheckpointError, require
 from polymode.evaluation import arrays_of
 from polymode.imports import import_object, is_import
 from polymode.models import make_model
@@ -83,20 +84,25 @@ class StoredRun:
     def options(self) -> dict[str, Any]:
         return self.manifest["options"]
 
-    def inputs(self, spec: str, index: int) -> tuple[Tree, list[str]]:
-        """New examples as the network wants them, with a name for each where they have names."""
+    def inputs(self, spec: str, index: int, keep: Sequence[str] = ()) -> tuple[Tree, dict[str, np.ndarray]]:
+        """New examples as the network wants them, with what tells them apart: numbers of rows, or names.
+
+        keep: columns of a table that are passed on as they are.
+        """
         ready, path = self.preprocessing(index), Path(spec)
         if path.suffix.lower() in SUFFIXES:
-            return read_table(path, ready)[0], []
+            return read_rows(path, ready, keep)
+        require(not keep, f"{spec} is not a table: it has no columns to keep ({', '.join(keep)}).")
         if path.suffix.lower() in characters.SUFFIXES:
-            return characters.read_text(path, ready)[0], []
+            return characters.read_text(path, ready)[0], {}
         if path.exists():
-            return read_images(path, ready)
+            inputs, names = read_images(path, ready)
+            return inputs, {"name": np.array(names)}
         if self._is_own(spec):
-            return arrays_of(self._own_split(index).test)[0], []
+            return arrays_of(self._own_split(index).test)[0], {}
         if is_import(spec) and (array := _imported_array(spec)) is not None:
-            return ready.inputs(array), []
-        return load_labelled(spec, ready).inputs, []
+            return ready.inputs(array), {}
+        return load_labelled(spec, ready).inputs, {}
 
     def split(self, spec: str, index: int) -> Split:
         """Labelled examples to judge a posterior on; the run's own test data where nothing is named."""

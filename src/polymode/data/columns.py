@@ -169,6 +169,34 @@ def columns_to_read(frame: Any, preprocessing: Preprocessing, path: Path) -> lis
     return list(preprocessing.columns)
 
 
+def kept_columns(
+    frame: Any, names: Sequence[str], path: Path, separator: str | None
+) -> dict[str, np.ndarray]:
+    """Columns as the file has them: in a text file 007 is a name, not a number."""
+    known = [str(name) for name in frame.columns]
+    for name in names:
+        if name not in known:
+            raise unknown_name(f"column to keep of {path}", name, known)
+    if not names or path.suffix.lower() not in SEPARATORS:
+        return {name: _plain_or_text(frame[name]) for name in names}
+    places = [known.index(name) for name in names]
+    text = _pandas().read_csv(
+        path,
+        sep=separator or _separator_of(path),
+        skip_blank_lines=False,
+        index_col=False,
+        usecols=places,
+        dtype=str,
+        na_filter=False,
+    )
+    return {name: text[name].loc[frame.index].to_numpy(dtype=str) for name in names}
+
+
+def _plain_or_text(column: Any) -> np.ndarray:
+    values = plain_column(column)
+    return values.astype(str) if values.dtype == object else values
+
+
 def check_no_gaps(frame: Any, path: Path) -> None:
     """Raise an ``InputError`` that names the first column with missing values."""
     for name in frame.columns:

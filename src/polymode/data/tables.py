@@ -19,6 +19,7 @@ from polymode.data.columns import (
     columns_to_read,
     features,
     frame_parts,
+    kept_columns,
     plain_column,
     read_frame,
 )
@@ -28,6 +29,7 @@ from polymode.errors import InputError, require, unknown_name
 
 SUFFIXES = (*SEPARATORS, ".parquet", ".npz")
 KINDS = ("classification", "regression")
+ROW = "row"  # what the numbers of rows are called
 # Integers with more values than this are quantities, not labels, unless the user says otherwise.
 MOST_INTEGER_CLASSES = 20
 
@@ -92,6 +94,27 @@ def read_table(
 
     Columns are found by their names, in any order; others are ignored.
     """
+    return _read(path, preprocessing, need_target, separator)[:2]
+
+
+def read_rows(
+    path: Path | str, preprocessing: Preprocessing, keep: Sequence[str] = (), separator: str | None = None
+) -> tuple[Tensor, dict[str, np.ndarray]]:
+    """Inputs of a new table, with what tells its rows: their numbers, and the columns to keep.
+
+    Rows are counted from 1, the first below the column names; empty ones count, too.
+    """
+    inputs, _, about = _read(path, preprocessing, False, separator, keep)
+    return inputs, about
+
+
+def _read(
+    path: Path | str,
+    preprocessing: Preprocessing,
+    need_target: bool,
+    separator: str | None,
+    keep: Sequence[str] = (),
+) -> tuple[Tensor, Tensor | None, dict[str, np.ndarray]]:
     path = _existing(path)
     if path.suffix.lower() == ".npz":
         arrays = npz_arrays(path)
@@ -99,6 +122,8 @@ def read_table(
         inputs = npz_inputs(arrays[first], first, path)
         raw = npz_targets(arrays[second], second, path) if need_target else None
         name = second
+        require(not keep, f"The arrays of {path} have no columns to keep ({', '.join(keep)}).")
+        about = {ROW: np.arange(1, len(inputs) + 1)}
     else:
         frame = read_frame(path, separator)
         columns = columns_to_read(frame, preprocessing, path)
@@ -109,11 +134,12 @@ def read_table(
         check_no_gaps(frame[wanted], path)
         inputs = features(frame, columns, path)
         raw = plain_column(frame[name]) if need_target else None
+        about = {ROW: frame.index.to_numpy() + 1} | kept_columns(frame, keep, path, separator)
     inputs = preprocessing.inputs(inputs).float()
     if raw is None:
-        return inputs, None
+        return inputs, None, about
     targets = _targets(raw, preprocessing.classes, f"The target {name!r} of {path}")
-    return inputs, targets if preprocessing.classes else preprocessing.targets(targets).float()
+    return inputs, targets if preprocessing.classes else preprocessing.targets(targets).float(), about
 
 
 def table_split(

@@ -1,6 +1,7 @@
 """Find, select and exchange parts of a module, always on a copy."""
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -179,11 +180,15 @@ def normalisation_and_bias_names(module: nn.Module) -> frozenset[str]:
     return frozenset(names)
 
 
-def match_precision(module: nn.Module, inputs: Tree) -> Tree:
-    """Numbers in 64 bits for a module whose weights are; nothing is ever made less precise."""
-    if all(parameter.dtype != torch.float64 for parameter in module.parameters()):
-        return inputs
-    return map_tree(lambda t: t.double() if t.is_floating_point() else t, inputs)
+def floating_type(module: nn.Module) -> torch.dtype:
+    """The type of a module's floating-point weights; of several the most precise one."""
+    types = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    return functools.reduce(torch.promote_types, types) if types else torch.get_default_dtype()
+
+
+def match_precision(dtype: torch.dtype, inputs: Tree) -> Tree:
+    """Floating-point inputs in the type of a network's weights; integers stay as they are."""
+    return map_tree(lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
 
 
 def batch_norms(module: nn.Module) -> list[str]:

@@ -47,6 +47,27 @@ def test_the_users_module_stays_in_single_precision():
     assert all(p.dtype == torch.float32 for p in module.parameters())
 
 
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_inputs_take_the_type_of_the_weights(backend, dtype):
+    """Tensors of another precision than the network's are trained on and predicted as those of its own."""
+    source, method = data(), METHODS[0]
+    other = source.inputs.to(dtype)
+    options = {"likelihood": "categorical", "epochs": 2, "progress": False, "backend": backend}
+    expected = pm.fit(method, network, pm.ArrayData(other.float(), source.targets, batch_size=8), **options)
+    given = pm.ArrayData(other, source.targets, batch_size=8)
+    posterior = pm.fit(method, network, given, validation=given, **options)
+    for one, two in zip(posterior.draw(), expected.draw(), strict=True):
+        assert all(torch.equal(tensor, two.stacked[name]) for name, tensor in one.stacked.items())
+    predictive = posterior.predict(other)
+    assert predictive.mean.dtype == torch.float32
+    assert torch.equal(predictive.mean, posterior.predict(other.float()).mean)
+    torch.testing.assert_close(
+        posterior.log_prob(other, source.targets), posterior.log_prob(other.float(), source.targets)
+    )
+    assert np.isfinite(pm.evaluate(posterior, given)["nll"])
+
+
 def test_unknown_precisions():
     with pytest.raises(InputError, match="Unknown precision 'half'"):
         pm.fit(METHODS[0], network, data(), likelihood="categorical", epochs=1, precision="half")

@@ -94,7 +94,8 @@ class ArrayData(Data):
 
     weights: [N], non-negative multiplicities; the loss of an example counts that often.
     augment: steps of ``polymode.data.augmentation`` that change images while they are trained on.
-    NumPy's float64 becomes float32 (the networks' default); tensors stay as they are.
+    NumPy's float64 becomes float32 (the networks' default); tensors stay as they are until a network sees
+    them, in the type of its weights.
     """
 
     def __init__(

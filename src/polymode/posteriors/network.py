@@ -13,7 +13,7 @@ from torch._C._functorch import is_batchedtensor
 from polymode.errors import CannotVectorise, CheckpointError
 from polymode.likelihoods import Likelihood
 from polymode.members import Backend, Members, Tensors, copied_module, forward_members
-from polymode.surgery import has_convolutions, match_precision, tensors_of
+from polymode.surgery import floating_type, has_convolutions, match_precision, tensors_of
 from polymode.trees import Tree, leaves, map_tree
 
 # Looked up once a module and shape of inputs: a pass to find out costs as much as predicting one example.
@@ -40,14 +40,13 @@ class Network:
     always_eval: tuple[str, ...] = ()  # layers the user keeps in evaluation mode, such as frozen BatchNorm
     adapted_by: str = ""  # the method that changed the user's network otherwise than by ``Sampling``
     channels_last: bool = field(init=False)
-    double: bool = field(init=False)  # weights of 64 bits
+    dtype: torch.dtype = field(init=False)  # of the weights, and hence of floating-point inputs
 
     def __post_init__(self) -> None:
         self.module.requires_grad_(False)
         self.module.eval()
         object.__setattr__(self, "channels_last", has_convolutions(self.module))
-        double = any(parameter.dtype == torch.float64 for parameter in self.module.parameters())
-        object.__setattr__(self, "double", double)
+        object.__setattr__(self, "dtype", floating_type(self.module))
 
     def train(self) -> None:
         """Put the module into training mode, but for the layers that the user keeps out of it."""
@@ -124,8 +123,7 @@ class Network:
 
     def arrange(self, inputs: Tree, *, has_groups: bool = False) -> Tree:
         """Bring inputs [B, ...], or [G, B, ...], to the network's precision and preferred memory format."""
-        if self.double:
-            inputs = match_precision(self.module, inputs)
+        inputs = match_precision(self.dtype, inputs)
         if not self.channels_last:
             return inputs
 

@@ -18,6 +18,7 @@ from polymode.posteriors.particles import MemberStore
 from polymode.seeds import derive_generator, derive_seed, global_seed
 from polymode.surgery import (
     Model,
+    floating_type,
     match_precision,
     normalisation_and_bias_names,
     structure,
@@ -143,10 +144,11 @@ def _check_data(job: Job, template: nn.Module) -> Probe:
     """Run the network on a batch of every data set and check all targets that are in memory."""
     seen = []
     all_data: list[Data] = [*job.sources, *(job.validation or [])]
+    dtype = floating_type(template)
     for index, data in enumerate(all_data):
         try:
             examples = _first_examples(data, data.batch_size, job.device)
-            seen.append(probe(template, match_precision(template, examples.inputs)))
+            seen.append(probe(template, match_precision(dtype, examples.inputs)))
             outputs = seen[-1].outputs
             job.likelihood.check_outputs(outputs, examples.targets)
             targets = data.targets if isinstance(data, ArrayData) else examples.targets
@@ -165,7 +167,8 @@ def _check_leftover(job: Job, template: nn.Module, data: Data) -> None:
     if data.drop_last or data.num_examples % data.batch_size != 1 or not data.replayable:
         return
     try:
-        probe(template, match_precision(template, _first_examples(data, 1, job.device).inputs))
+        inputs = _first_examples(data, 1, job.device).inputs
+        probe(template, match_precision(floating_type(template), inputs))
     except InputError as error:
         raise InputError(
             f"The last batch of an epoch has one example ({data.num_examples} examples in batches "

@@ -3,6 +3,7 @@
 import copy
 import functools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import get_args
@@ -189,6 +190,28 @@ def floating_type(module: nn.Module) -> torch.dtype:
 def match_precision(dtype: torch.dtype, inputs: Tree) -> Tree:
     """Floating-point inputs in the type of a network's weights; integers stay as they are."""
     return map_tree(lambda t: t.to(dtype) if t.is_floating_point() else t, inputs)
+
+
+def structure_of(module: nn.Module) -> dict[str, str]:
+    """The class of every part of a prepared module, with what it says of itself.
+
+    What does not matter to predictions is left out: devices, places in memory, rates of dropout that is off.
+    """
+    return {name: _described(part) for name, part in module.named_modules()}
+
+
+# Text that differs between equal layers: addresses, devices, whether memory is reused.
+_INCIDENTAL = re.compile(r" at 0x[0-9a-fA-F]+|,? ?\b(device=(device\([^)]*\)|[^,)]*)|inplace=\w+)")
+
+
+def _described(part: nn.Module) -> str:
+    if isinstance(part, SeededDropout):
+        return f"{part.original.__name__}({f'p={part.p}' if part.sampled else ''})"
+    try:
+        said = part.extra_repr()
+    except Exception:  # the user's own, which nobody may have called yet
+        said = ""
+    return f"{type(part).__name__}({_INCIDENTAL.sub('', said).lstrip(', ')})"
 
 
 def batch_norms(module: nn.Module) -> list[str]:

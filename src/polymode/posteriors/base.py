@@ -22,9 +22,7 @@ from polymode.storage import (
     write_json,
     write_tensors,
 )
-from polymode.surgery import (
-    sampling_of,
-)
+from polymode.surgery import sampling_of, structure_of
 from polymode.trees import Tree, leaves, length, map_tree
 
 # A block of drawn weights, and the member outputs computed at once, stay below this many bytes.
@@ -300,6 +298,7 @@ class Posterior(ABC):
             "likelihood": self.network.likelihood.config(),
             "backend": self.network.backend,
             "network": self.network.fingerprint,
+            "structure": {"torch": torch.__version__, "parts": structure_of(self.network.module)},
             "files": files,
             "options": self.options(),
             "sampling": None if (sampling := sampling_of(self.network.module)) is None else asdict(sampling),

@@ -10,7 +10,7 @@ from torch import nn
 from polymode.errors import CheckpointError, InputError, unknown_name
 from polymode.likelihoods import make_likelihood
 from polymode.posteriors.base import MANIFEST, POSTERIORS, Posterior
-from polymode.posteriors.network import Network, check_fingerprint
+from polymode.posteriors.network import Network, check_fingerprint, check_layers
 from polymode.storage import check_file, read_json, read_tensors
 from polymode.surgery import Model, Sampling, build, prepare, sample_dropout_of, set_tensors
 
@@ -35,14 +35,16 @@ def _posterior_of_run(folder: Path) -> Path:
     return folder / names[0]
 
 
-def load_posterior(folder: str | Path, model: Model) -> Posterior:
+def load_posterior(folder: str | Path, model: Model, *, check_structure: bool = True) -> Posterior:
     """Read a saved posterior; ``model`` is the module (or its factory) it was fitted with.
 
-    folder: where ``save`` wrote it, or the ``run_dir`` of a finished run over one data set.
+    folder: where ``save`` wrote it, or the ``run_dir`` of a finished run over one data set. check_structure:
+    refuse a module whose layers are of other classes, or say other things of themselves (``extra_repr``);
+    what a module calls inside ``forward`` cannot be seen.
     """
     folder = Path(folder)
     if not (folder / "posterior.json").exists():
-        return load_posterior(_posterior_of_run(folder), model)
+        return load_posterior(_posterior_of_run(folder), model, check_structure=check_structure)
     manifest = read_json(folder / "posterior.json", "saved posterior")
     if manifest["kind"] not in POSTERIORS:
         raise unknown_name("kind of posterior", manifest["kind"], POSTERIORS)
@@ -66,6 +68,8 @@ def load_posterior(folder: str | Path, model: Model) -> Posterior:
             raise CheckpointError(f"{folder} belongs to another network: {error}") from error
     network = Network(prepared, likelihood, manifest["backend"])
     check_fingerprint(manifest["network"], network.fingerprint, str(folder))
+    if check_structure and "structure" in manifest:
+        check_layers(manifest["structure"], prepared, str(folder))
     for name, expected in manifest["files"].items():
         check_file(folder / name, expected)
     set_tensors(network.module, read_tensors(folder / "constants.safetensors"))

@@ -1,9 +1,9 @@
 """A prepared module with the meaning of its outputs: what all members of a posterior have in common."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,7 +13,7 @@ from torch._C._functorch import is_batchedtensor
 from polymode.errors import CannotVectorise, CheckpointError
 from polymode.likelihoods import Likelihood
 from polymode.members import Backend, Members, Tensors, copied_module, forward_members
-from polymode.surgery import floating_type, has_convolutions, match_precision, tensors_of
+from polymode.surgery import floating_type, has_convolutions, match_precision, structure_of, tensors_of
 from polymode.trees import Tree, leaves, map_tree
 
 # Looked up once a module and shape of inputs: a pass to find out costs as much as predicting one example.
@@ -133,6 +133,24 @@ class Network:
         if not has_groups:
             return map_tree(channels_last, inputs)
         return map_tree(lambda x: channels_last(x.flatten(0, 1)).unflatten(0, x.shape[:2]), inputs)
+
+
+def check_layers(saved: Mapping[str, Any], module: nn.Module, where: str) -> None:
+    """Raise when a file was written for a network of other layers, naming the first difference.
+
+    What layers say of themselves is compared under one version of torch only, as it may change its words.
+    """
+    exact = saved["torch"].split(".")[:2] == torch.__version__.split(".")[:2]
+    there, here = saved["parts"], structure_of(module)
+    for name in [*there, *(name for name in here if name not in there)]:
+        first, second = (parts.get(name, "absent") for parts in (there, here))
+        if first != second and (exact or first.partition("(")[0] != second.partition("(")[0]):
+            part = repr(name) if name else "the module itself"
+            raise CheckpointError(
+                f"{where} belongs to another network: {part} is {first} there and {second} in the module "
+                "given. Pass the module it was made with; where a class has only got another name, "
+                "load_posterior(..., check_structure=False) reads it all the same."
+            )
 
 
 def check_fingerprint(saved: dict, given: dict, where: str) -> None:

@@ -13,6 +13,17 @@ class InputError(PolymodeError, ValueError):
     """An argument, a data set or a module that cannot be used as given."""
 
 
+class CannotRedraw(InputError):
+    """Weights that only the user knows how to draw."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"{reason} Pass a function instead of the module: one that builds it with weights drawn anew, or "
+            "lambda: copy.deepcopy(module) to start from these weights everywhere."
+        )
+
+
 class UnknownName(InputError):
     """A name that is not in the list it should be in."""
 

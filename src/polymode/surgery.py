@@ -11,7 +11,7 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from polymode.errors import InputError, require, unknown_name
+from polymode.errors import CannotRedraw, InputError, require, unknown_name
 from polymode.layers import Masks, SeededDropout
 from polymode.members import Tensors
 from polymode.seeds import global_seed
@@ -272,15 +272,11 @@ def reinitialised(module: nn.Module, seed: int) -> nn.Module:
         if not old.requires_grad:
             new.data.copy_(old)  # frozen values are the user's: keep them
         elif id(new) not in covered:
-            raise InputError(
-                f"{name!r} cannot be re-initialised: its layer has no reset_parameters(). "
-                "Pass a factory (a function that builds the module) instead of a module."
-            )
+            raise CannotRedraw(f"{name!r} cannot be re-initialised: its layer has no reset_parameters().")
         elif not _same_scale(old.detach(), new.detach()):
-            raise InputError(
+            raise CannotRedraw(
                 f"Re-initialising {name!r} changes its scale from {_scale(old):.4g} to "
-                f"{_scale(new):.4g}: the module holds custom or pretrained values that would be "
-                "lost. Pass a factory (a function that builds the module) instead of a module."
+                f"{_scale(new):.4g}: the module holds custom or pretrained values that would be lost."
             )
     return fresh
 

@@ -159,7 +159,7 @@ def _default() -> torch.Generator:
 def test_a_trained_module_is_kept_in_component_0():
     module = factory()
     module[3].weight.data.mul_(30)  # values that no initialiser would draw
-    with pytest.raises(InputError, match=r"changes its scale.*start='weights'"):
+    with pytest.raises(InputError, match=r"changes its scale.* Say start='weights'.*function that builds"):
         fit(ECMP(), module)
     still = pm.Optimizer("SGD", lr=1e-30)
     posterior = fit(ECMP(start="weights", optimizer=still), copy.deepcopy(module), epochs=1)
@@ -168,6 +168,24 @@ def test_a_trained_module_is_kept_in_component_0():
         components = chain[COMPONENTS + name]
         torch.testing.assert_close(components[0], module.get_parameter(name).detach(), rtol=0, atol=1e-25)
         assert not torch.equal(components[1], components[0])
+
+
+def test_a_function_that_gives_the_same_weights_each_time_gives_no_components():
+    module = factory()
+    with pytest.raises(
+        InputError, match=r"layer '3' the same weights each time .* 5 comp.* Say start='weights'"
+    ):
+        fit(ECMP(), lambda: copy.deepcopy(module))
+    fit(ECMP(start="weights"), lambda: copy.deepcopy(module), epochs=1)
+    fit(ECMP(where="norm"), lambda: copy.deepcopy(module), epochs=1)  # spread makes them differ
+
+    def begins_with_zeros():
+        module = factory()
+        nn.init.zeros_(module[3].weight)
+        nn.init.zeros_(module[3].bias)
+        return module
+
+    fit(ECMP(), begins_with_zeros, epochs=1)  # the network's own choice, which is the same each time
 
 
 def test_learned_probabilities_are_kept_and_drawn_from():

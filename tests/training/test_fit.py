@@ -523,7 +523,7 @@ def test_modules_that_cannot_be_drawn_anew_ask_for_a_factory():
     pretrained = mlp()
     with torch.no_grad():
         pretrained[1].weight.mul_(3)
-    with pytest.raises(InputError, match=r"'1.weight' changes its scale .* factory"):
+    with pytest.raises(InputError, match=r"'1.weight' changes its scale .* function instead of the module"):
         quiet(DeepEnsemble(2), pretrained, toy())
     quiet(Single(), pretrained, toy())  # one chain starts from the weights given
 
@@ -535,7 +535,7 @@ def test_modules_that_cannot_be_drawn_anew_ask_for_a_factory():
         def forward(self, x):
             return x @ self.w
 
-    with pytest.raises(InputError, match=r"'w' cannot be re-initialised.*factory"):
+    with pytest.raises(InputError, match=r"'w' cannot be re-initialised.* function instead of the module"):
         quiet(DeepEnsemble(2), Bare(), toy())
     quiet(DeepEnsemble(2), Bare, toy())
 

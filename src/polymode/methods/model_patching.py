@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from polymode.errors import InputError, require, unknown_name
+from polymode.errors import CannotRedraw, InputError, require, unknown_name
 from polymode.members import Members, Tensors
 from polymode.mixtures import Assignment, Family, Mixture, initial_components, mixture_kl, mixture_over
 from polymode.posteriors import ComponentMixture, Posterior
@@ -260,12 +260,28 @@ class _Trained(_Patching):
         if weighted and not keep:
             try:
                 starts += [problem.redraw(weighted, generator) for _ in range(self.num_components - 1)]
-            except InputError as error:
+            except CannotRedraw as error:
                 raise InputError(
-                    f"{error} Or say start='weights': component 0 then keeps the weights of the module, and "
-                    "the others begin near them."
+                    f"{error.reason} Say start='weights': component 0 then keeps the weights of the module, "
+                    "and the others begin near them. Or pass a function that builds the module and draws "
+                    "other weights each time."
                 ) from error
+            _check_drawn(mixture, weighted, starts)
         return initial_components(mixture, module, starts, generator, keep=keep, spread=self.spread)
+
+
+def _check_drawn(mixture: Mixture, layers: Sequence[str], starts: Sequence[Tensors]) -> None:
+    """Components of a layer must differ, unless the network begins with a constant there, such as zeros."""
+    first, *others = starts
+    for layer in layers:
+        varied = [name for name in mixture.layers[layer] if bool((first[name] != first[name].amax()).any())]
+        same = [all(torch.equal(first[name], other[name]) for other in others) for name in varied]
+        if varied and all(same):
+            raise InputError(
+                f"The function that builds the module gives the layer {layer!r} the same weights each time "
+                f"(pretrained ones, or a seed of its own), so that its {len(starts)} components would be "
+                "equal. Say start='weights': component 0 then keeps them, and the others begin near them."
+            )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import threading
@@ -150,6 +151,40 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
     fit(tmp_path)
     with pytest.raises(CheckpointError, match="belongs to another run: its epochs is 3, now it is 5"):
         fit(tmp_path, epochs=5, resume=True)
+
+
+def test_data_that_differ_are_told_by_their_sizes_and_not_by_hashes(tmp_path):
+    def resumed(data, folder=tmp_path / "run", **options):
+        options = {"progress": False, "backend": "loop", "likelihood": "categorical", "epochs": 1} | options
+        model = lambda: pm.models.MLP(3, 2, (4,))  # noqa: E731
+        return pm.fit(pm.methods.Single(), model, data, run_dir=folder, resume=True, **options)
+
+    def refused(data, message, **options):
+        with pytest.raises(CheckpointError, match=message) as error:
+            resumed(data, **options)
+        assert not re.search("[0-9a-f]{20}", str(error.value))
+
+    resumed(DATA, validation=DATA)
+    half, other = DATA.subset(range(30)), pm.ArrayData(X + 1, DATA.targets, batch_size=20)
+    refused(
+        half,
+        r"its training data differ, 60 examples in batches of 20 there and 30 examples in batches of 20 now\."
+        " Resume with the same data",
+        validation=DATA,
+    )
+    refused(other, "60 examples in batches of 20 there and now, but not the same", validation=DATA)
+    refused(DATA, "its validation data differ, 60 examples", validation=other)
+    refused(DATA, "it has 1 sets of validation data, now there are 0")
+    many = tmp_path / "many"
+    resumed([DATA, DATA], folder=many)
+    refused([DATA, half], r"its training data number 1 \(counted from 0\) differ, 60", folder=many)
+    # Folders that do not know the sizes say which data differ all the same.
+    path = tmp_path / "run" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["signature"]["sizes"]
+    path.write_text(json.dumps(manifest))
+    refused(half, r"its training data differ\. Resume", validation=DATA)
+    resumed(DATA, validation=DATA)
 
 
 def test_two_processes_do_not_work_in_one_folder(tmp_path):

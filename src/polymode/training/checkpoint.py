@@ -95,10 +95,37 @@ class SignatureError(CheckpointError):
     """A checkpoint that is whole but belongs to another run or network."""
 
 
+DATA = {"data": "training data", "validation": "validation data"}
+
+
+def _check_data(key: str, saved: dict[str, Any], given: dict[str, Any], where: str) -> None:
+    """Raise where a data set is another one: the two are told by their sizes, not by their hashes."""
+    there, now, what = saved.get(key, []), given.get(key, []), DATA[key]
+    advice = "Resume with the same data, or choose another run_dir."
+    if len(there) != len(now):
+        raise SignatureError(
+            f"{where} belongs to another run: it has {len(there)} sets of {what}, now there are {len(now)}. "
+            f"{advice}"
+        )
+    for index, (one, other) in enumerate(zip(there, now, strict=True)):
+        if one != other:
+            number = f" number {index} (counted from 0)" if len(now) > 1 else ""
+            sizes = [signature.get("sizes", {}).get(key) for signature in (saved, given)]
+            told = ""
+            if None not in sizes:
+                first, second = sizes[0][index], sizes[1][index]
+                told = f", {first} there and {second} now"
+                if first == second:
+                    told = f", {first} there and now, but not the same examples in the same order"
+            raise SignatureError(f"{where} belongs to another run: its {what}{number} differ{told}. {advice}")
+
+
 def check_signature(saved: dict[str, Any], given: dict[str, Any], where: str) -> None:
     """Raise when a file was written by a run of another kind, naming the first difference."""
-    for key in sorted(given.keys() | saved.keys()):
-        if key == "network":
+    for key in sorted((given.keys() | saved.keys()) - {"sizes"}):  # they only explain the data
+        if key in DATA:
+            _check_data(key, saved, given, where)
+        elif key == "network":
             try:
                 check_fingerprint(saved.get(key, {}), given.get(key, {}), where)
             except CheckpointError as error:

@@ -59,6 +59,10 @@ class Job:
             "first_chain": self.chains.start,
             "data": fingerprints(self.sources),
             "validation": fingerprints(self.validation or []),
+            "sizes": {
+                "data": [_size(data) for data in self.sources],
+                "validation": [_size(data) for data in self.validation or []],
+            },
             "precision": self.precision,
             "shared_order": self.shared_order,
             "constants": digest_of(network.constants(owned)),
@@ -230,6 +234,10 @@ def digest_of(tensors: Tensors) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _size(data: Data) -> str:
+    return f"{data.num_examples} examples in batches of {data.batch_size}"
 
 
 def fingerprints(sources: Sequence[Data]) -> list[str]:

@@ -86,8 +86,10 @@ def test_ctrl_c_ends_between_steps_and_the_run_goes_on_to_the_same_bits(tmp_path
         if epoch.epoch == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match=r"is kept in .*run: the same call with resume=True goes on"):
         fit(tmp_path / "run", epochs=4, observer=interrupt)
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        fit(None, epochs=4, observer=interrupt)  # nothing is kept, and nobody says so
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "running"
     again = fit(tmp_path / "run", epochs=4, resume=True)

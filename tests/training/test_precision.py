@@ -80,6 +80,8 @@ def test_epochs_or_a_budget():
     assert posterior.record["member_epochs"] == pytest.approx(6)
     with pytest.raises(InputError, match=r"epochs=\.\.\. of each chain, or budget=\.\.\. member-epochs"):
         pm.fit(method, network, data(), likelihood="categorical")
+    with pytest.raises(InputError, match=r"epochs=3 and budget=6 are two ways .* leave one out"):
+        pm.fit(method, network, data(), likelihood="categorical", epochs=3, budget=6)
     with pytest.raises(InputError, match="budget must be a positive number, got 0"):
         pm.fit(method, network, data(), likelihood="categorical", budget=0)
 

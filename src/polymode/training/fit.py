@@ -1,7 +1,8 @@
 """``fit``: the one way to train. It alone owns the device, the clock, checkpoints and the budget."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Required, TypedDict, Unpack, overload
@@ -147,31 +148,46 @@ def fit(
     folder = _run_folder(run_dir, resume=resume)
     if processes > 1:
         require(observer is None and extend is None, "observer= and extend= need processes=1.")
-        posteriors = run_in_processes(
-            job,
-            folder,
-            processes,
-            backend=backend,
-            threads=threads,
-            reporter=reporter_for(progress),
-            checkpoint_seconds=checkpoint_seconds,
-            title=title or method.name,
-            options=options or {},
-        )
+        with _told_where(folder):
+            posteriors = run_in_processes(
+                job,
+                folder,
+                processes,
+                backend=backend,
+                threads=threads,
+                reporter=reporter_for(progress),
+                checkpoint_seconds=checkpoint_seconds,
+                title=title or method.name,
+                options=options or {},
+            )
         return posteriors if many else posteriors[0]
     run = Run(job, folder, title, options)
     if extend is not None:
         _check_extension(extend, run.problem.network)
-    posteriors = run.execute(
-        backend,
-        observer,
-        threads=threads,
-        reporter=reporter_for(progress),
-        checkpoint_seconds=checkpoint_seconds,
-    )
+    with _told_where(folder):
+        posteriors = run.execute(
+            backend,
+            observer,
+            threads=threads,
+            reporter=reporter_for(progress),
+            checkpoint_seconds=checkpoint_seconds,
+        )
     if extend is not None:
         posteriors = [_extended(extend, posteriors[0])]
     return posteriors if many else posteriors[0]
+
+
+@contextmanager
+def _told_where(folder: Path | None) -> Iterator[None]:
+    """Let an interruption say where the work is, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if folder is None or not (folder / MANIFEST).exists():
+            raise
+        raise KeyboardInterrupt(
+            f"What was trained is kept in {folder}: the same call with resume=True goes on with it."
+        ) from None
 
 
 # --- reading the arguments --------------------------------------------------------------------
@@ -196,9 +212,13 @@ def _check_epochs(epochs: Any) -> int:
 
 def _sized(method: Method, epochs: int | None, budget: float | None) -> tuple[Method, int]:
     """The method and the epochs of each chain, from one of the two ways to say how long."""
-    if (epochs is None) == (budget is None):
+    if epochs is None and budget is None:
         raise InputError(
             "Say how long to train: epochs=... of each chain, or budget=... member-epochs in all."
+        )
+    if epochs is not None and budget is not None:
+        raise InputError(
+            f"epochs={epochs!r} and budget={budget!r} are two ways to say how long to train: leave one out."
         )
     if budget is None:
         return method, _check_epochs(epochs)

@@ -4,12 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import polymode as pm
 from polymode.likelihoods import Likelihood
+
+# For tests whose chains are meant to be drawn anew from a module; that it is said has a test of its own.
+redrawn = pytest.mark.filterwarnings("ignore:.*trains several chains of one module")
 
 
 @dataclass(frozen=True)

@@ -123,3 +123,33 @@ def test_configuration_round_trip(kind):
 def test_noise_levels_are_positive(make):
     with pytest.raises(InputError):
         make()
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "is_hard"),
+    [
+        (0, 1, False),
+        (5, 5, False),
+        (3e5, 1e5, True),
+        (3e5, 1, True),
+        (-50, 1, True),
+        (0, 100, True),
+        (0, 1e-3, True),
+        (1, 0, False),
+        (30, 0, True),
+    ],
+)
+@pytest.mark.parametrize("shape", [(200,), (200, 1), (200, 3)])
+def test_targets_that_networks_hardly_learn_are_remarked_on(mean, spread, is_hard, shape):
+    targets = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    targets = (targets - targets.mean(0)) / targets.std(0, correction=0)
+    last = targets if targets.ndim == 1 else targets[:, -1]  # one dimension of several is enough
+    last.mul_(spread).add_(mean)
+    for likelihood in (LearnedGaussian(), FixedGaussian(std=0.01), HeteroscedasticGaussian()):
+        assert (likelihood.remark_on(targets) is not None) == is_hard
+    # Where the known noise is larger, a small spread does not matter; what is far does.
+    assert (FixedGaussian(std=1.0).remark_on(targets) is not None) == (is_hard and spread != 1e-3)
+    if is_hard and mean:
+        remark = LearnedGaussian().remark_on(targets)
+        assert f"have a mean of {mean:.4g} and a standard deviation of {spread:.4g}; networks" in remark
+    assert Categorical().remark_on(torch.full((9,), 400)) is None

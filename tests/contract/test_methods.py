@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import polymode as pm
-from cases import BY_NAME, NETWORKS
+from cases import BY_NAME, NETWORKS, redrawn
 from contract.registry import REFUSED, SMALL, accepts
 from polymode.errors import CheckpointError, InputError
 from polymode.members import Tensors
@@ -133,6 +133,7 @@ def test_save_and_load(name, case, tmp_path):
         pm.load_posterior(tmp_path / "saved", lambda: pm.models.MLP(4, 5, (7, 7)))
 
 
+@redrawn
 @methods
 def test_frozen_weights_of_a_module_are_saved_too(name, tmp_path):
     module = pm.models.MLP(4, 3, (6,)).double()
@@ -176,6 +177,7 @@ def _problem(case):
     return Problem(network, names, frozenset(), lambda chain, generator: {}, execution)
 
 
+@redrawn
 @on([BY_NAME[name] for name in ("batch_norm", "dropout", "tied_tokens", "lstm")])
 def test_the_users_module_is_untouched(name, case):
     module = case.double_factory()

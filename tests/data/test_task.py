@@ -38,9 +38,18 @@ def test_other_things_are_refused(value, message):
         as_task(value, "mine:load")
 
 
-def test_targets_far_from_one_are_remarked_on():
-    with pytest.warns(UserWarning, match=r"standard deviation of 4.95e\+03"):
-        as_task(((X, Y * 6000.0), (X, Y * 6000.0)), "mine:load")
+def test_targets_far_from_one_are_remarked_on_when_they_are_trained_on():
+    task = as_task(((X, Y * 6000.0), (X, Y * 6000.0)), "mine:load")
+    with pytest.warns(UserWarning, match=r"mean of 5700 and a standard deviation of 4828") as said:
+        pm.fit(
+            pm.methods.Single(),
+            lambda: pm.models.MLP(3, 1, (4,)),
+            task.splits[0].train,
+            likelihood=task.likelihood,
+            epochs=1,
+            progress=False,
+        )
+    assert len(said) == 1
 
 
 def test_what_is_constant_in_training_is_always_zero():

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import polymode as pm
-from cases import BY_NAME
+from cases import BY_NAME, redrawn
 from polymode.errors import InputError, NonFiniteLoss, NotCollapsible
 from polymode.methods import DeepEnsemble, Single
 from polymode.seeds import derive_generator
@@ -284,6 +284,7 @@ def test_lbfgs_reaches_the_minimum_of_a_convex_problem():
         assert gradient.abs().max() < 1e-6
 
 
+@redrawn
 def test_clipping_is_per_member():
     """A norm over all members would clip differently from each alone."""
     module, data = mlp(), toy()
@@ -317,6 +318,7 @@ def test_no_decay_on_normalisation_and_bias():
         torch.testing.assert_close(weights_of(quiet(method, module, data))[name][0], tensor)
 
 
+@pytest.mark.filterwarnings("ignore:The targets have a mean of 1e")
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
@@ -444,6 +446,7 @@ def test_own_tensors_follow_the_member_and_common_ones_the_mean_of_its_chain():
 # --- starts --------------------------------------------------------------------------------------
 
 
+@redrawn
 def test_the_users_module_is_untouched():
     module = pm.models.MLP(4, 3, (6,), batch_norm=True, dropout=0.1).double()
     before = copy.deepcopy(module.state_dict())
@@ -454,6 +457,7 @@ def test_the_users_module_is_untouched():
     assert all(p.requires_grad and p.grad is None for p in module.parameters())
 
 
+@redrawn
 def test_frozen_parameters_stay():
     module = mlp()
     module[1].requires_grad_(False)
@@ -466,6 +470,7 @@ def test_frozen_parameters_stay():
     torch.testing.assert_close(outputs, expected)
 
 
+@redrawn
 def test_frozen_batch_norm_keeps_its_statistics():
     """Layers in evaluation mode inside a training module stay so; frozen layers are not drawn anew."""
     module = pm.models.MLP(4, 3, (6,), batch_norm=True).double().train()
@@ -540,6 +545,23 @@ def test_modules_that_cannot_be_drawn_anew_ask_for_a_factory():
     quiet(DeepEnsemble(2), Bare, toy())
 
 
+def test_a_module_is_not_drawn_anew_without_a_word():
+    """Its weights may have been trained, which nobody can tell by looking at them."""
+    module, data = mlp(), toy()
+    with pytest.warns(UserWarning, match="chain 0 starts from its weights, chains 1 to 2 start from") as said:
+        three = quiet(DeepEnsemble(3), module, data, epochs=1)
+    assert len(said) == 1
+    with pytest.warns(UserWarning, match="one module: chain 3 starts from weights that its layers draw anew"):
+        quiet(Single(), module, data, epochs=1, extend=three)
+    # What the warning advises: all from these weights, up to the order of the data, or all drawn.
+    slow = Single(optimizer=pm.Optimizer("SGD", lr=1e-9))
+    copies = quiet(DeepEnsemble(3, of=slow), lambda: copy.deepcopy(module), data, epochs=1)
+    for member in weights_of(copies)["1.weight"]:
+        torch.testing.assert_close(member, module[1].weight.detach(), rtol=0, atol=1e-7)
+    quiet(Single(), module, data, epochs=1)  # one chain: the module's own weights, and no word
+
+
+@redrawn
 @pytest.mark.parametrize("name", ["batch_norm", "convolution", "lstm", "transformer"])
 def test_modules_are_drawn_anew_with_their_layers_rules(name):
     case = BY_NAME[name]

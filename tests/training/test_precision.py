@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import polymode as pm
+from cases import redrawn
 from polymode.errors import InputError
 from tolerances import PASS, assert_equal_up_to_rounding
 
@@ -41,6 +42,7 @@ def test_double_precision_is_that_of_a_double_model_on_double_data(method, backe
     assert np.isfinite(pm.evaluate(loaded, source)["nll"])
 
 
+@redrawn
 def test_the_users_module_stays_in_single_precision():
     module = network()
     pm.fit(METHODS[0], module, data(), likelihood="categorical", epochs=1, progress=False, precision="double")

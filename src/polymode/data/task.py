@@ -1,6 +1,5 @@
 """A task: data to train on, data to be judged on, and what the targets mean."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -161,7 +160,6 @@ def as_task(value: Any, name: str) -> Task:
     targets = next(iter(parts["train"].in_order(1))).targets
     likelihood = value.get("likelihood") or _likelihood_for(targets)
     classes = tuple(map(str, value.get("classes", ())))
-    _remark_on_scale(parts["train"], likelihood, name)
     split = Split(**parts, preprocessing=Preprocessing(classes=classes))
     others = {key: value[key] for key in ("model", "budget", "training") if value.get(key) is not None}
     ood = value.get("ood")
@@ -173,20 +171,6 @@ def as_task(value: Any, name: str) -> Task:
         ood=None if ood is None else _foreign(ood, f"'ood' of {name}"),
         **others,
     )
-
-
-def _remark_on_scale(train: Data, likelihood: Any, name: str) -> None:
-    """Data of the user's own are taken as they are: say so where a regression will hardly learn them."""
-    kind = likelihood if isinstance(likelihood, str) else likelihood.kind
-    if not isinstance(train, ArrayData) or "gaussian" not in kind or not train.targets.is_floating_point():
-        return
-    spread = train.targets.std().item()
-    if not 0.05 <= spread <= 20:
-        warnings.warn(
-            f"The targets of {name} have a standard deviation of {spread:.3g}; networks learn well around 1. "
-            "Standardise them, or give a Task whose Preprocessing does.",
-            stacklevel=3,
-        )
 
 
 def _part(value: Any, what: str) -> Data:

@@ -71,6 +71,10 @@ class Likelihood(ABC):
     def check_targets(self, targets: Tensor, outputs: Tree) -> None:
         """Raise an ``InputError`` for targets that the network cannot have, given some of its outputs."""
 
+    def remark_on(self, targets: Tensor) -> str | None:
+        """What to tell a user about targets that are allowed, but hard to learn; None where nothing is."""
+        return None
+
     @abstractmethod
     def check_outputs(self, outputs: Tree, targets: Tensor) -> None:
         """Raise an ``InputError`` when one member's outputs [B, ...] do not fit their targets' shape."""

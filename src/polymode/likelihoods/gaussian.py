@@ -19,6 +19,11 @@ from polymode.likelihoods.base import (
 from polymode.predictive import Accumulator, GaussianPredictive, gaussian_log_prob
 from polymode.trees import Tree
 
+# Means and spreads of targets beyond which a remark is due. Outputs begin around 1, a learned noise at 0.5,
+# and Adam moves a number by its rate, 0.001, a step: by 10 in the 10,000 steps of a first comparison. Below
+# SMALL a network has to unlearn outputs twenty times as large as what it is to tell apart.
+FAR, SMALL = 10.0, 0.05
+
 
 @dataclass(frozen=True)
 class Gaussian(Likelihood):
@@ -48,6 +53,26 @@ class Gaussian(Likelihood):
                 f"Regression targets must be floating point, got {targets.dtype}: use targets.float()."
             )
         check_finite_targets(targets)
+
+    def remark_on(self, targets: Tensor) -> str | None:
+        each = targets.double().reshape(len(targets), -1)
+        mean, spread = each.mean(0), each.std(0, correction=0)
+        is_small = (spread > 0) & (spread < SMALL) & (self._known_noise < SMALL)
+        hard = (spread > FAR) | (mean.abs() > FAR) | is_small
+        if not bool(hard.any()):
+            return None
+        worst = int(hard.nonzero()[0])
+        return (
+            f"The targets have a mean of {mean[worst]:.4g} and a standard deviation of {spread[worst]:.4g}; "
+            "networks learn well where these are about 0 and 1. Standardise them, (y - mean) / std, and "
+            "bring predictions back with predictive.rescaled(mean, std); tables that the command line reads "
+            "are standardised by themselves."
+        )
+
+    @property
+    def _known_noise(self) -> float:
+        """The standard deviation of noise that is known: much smaller errors do not matter."""
+        return 0.0
 
     def check_outputs(self, outputs: Tree, targets: Tensor) -> None:
         check_same_shape(type(self).__name__, self._moments_like(outputs, targets)[0], targets)
@@ -103,6 +128,10 @@ class FixedGaussian(Gaussian):
 
     def moments(self, outputs: Tree) -> tuple[Tensor, float]:
         return self.read(outputs), self.std
+
+    @property
+    def _known_noise(self) -> float:
+        return self.std
 
     def randomised(self, targets: Tensor, draw: Callable[[int], Tensor]) -> tuple[Tensor, None]:
         """Targets drawn again with the likelihood's noise: exact posterior samples of linear models."""

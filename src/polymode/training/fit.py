@@ -1,6 +1,7 @@
 """``fit``: the one way to train. It alone owns the device, the clock, checkpoints and the budget."""
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,7 +33,7 @@ from polymode.training.objective import Precision
 from polymode.training.processes import check_processes, run_in_processes
 from polymode.training.progress import Reporter, reporter_for
 from polymode.training.run import Run
-from polymode.training.setup import Job
+from polymode.training.setup import Job, remarks_on
 
 AnyData = Data | DataLoader
 
@@ -94,7 +95,8 @@ def fit(
 ) -> Posterior | list[Posterior]:
     """Fit a method to data and return its posterior; a list of data sets gives a list of posteriors.
 
-    model: a module, or better a function that builds one; it is copied, never changed.
+    model: a function that builds a module, or a module; it is copied, never changed. Of a module the first
+        chain has the weights, the layers of the others are drawn anew, and a warning says so.
     data: ``ArrayData`` or a ``DataLoader``; a list of ``ArrayData`` (of any lengths, with one batch size)
         is trained side by side.
     likelihood: "categorical", "bernoulli", "gaussian" (one learned noise level), "fixed_gaussian",
@@ -148,6 +150,7 @@ def fit(
     folder = _run_folder(run_dir, resume=resume)
     if processes > 1:
         require(observer is None and extend is None, "observer= and extend= need processes=1.")
+        _remark_on(job)
         with _told_where(folder):
             posteriors = run_in_processes(
                 job,
@@ -164,6 +167,7 @@ def fit(
     run = Run(job, folder, title, options)
     if extend is not None:
         _check_extension(extend, run.problem.network)
+    _remark_on(job)
     with _told_where(folder):
         posteriors = run.execute(
             backend,
@@ -188,6 +192,11 @@ def _told_where(folder: Path | None) -> Iterator[None]:
         raise KeyboardInterrupt(
             f"What was trained is kept in {folder}: the same call with resume=True goes on with it."
         ) from None
+
+
+def _remark_on(job: Job) -> None:
+    for remark in remarks_on(job):
+        warnings.warn(remark, stacklevel=3)
 
 
 # --- reading the arguments --------------------------------------------------------------------

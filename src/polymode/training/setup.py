@@ -1,7 +1,7 @@
 """From the user's arguments to a run that can begin; all bad input is found here."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,25 @@ class SetUp:
                 check_finite(piece.inputs)
                 network.likelihood.check_targets(piece.targets, self.example_outputs)
         return batch
+
+
+def remarks_on(job: Job) -> Iterator[str]:
+    """What is allowed, but might not be what was meant."""
+    if isinstance(job.model, nn.Module) and job.chains.stop > 1:
+        drawn = range(max(1, job.chains.start), job.chains.stop)
+        own = "chain 0 starts from its weights, " if 0 in job.chains else ""
+        numbers = f"chain {drawn[0]}" if len(drawn) == 1 else f"chains {drawn[0]} to {drawn[-1]}"
+        verb = "starts" if len(drawn) == 1 else "start"
+        yield (
+            f"{job.method.name} trains several chains of one module: {own}{numbers} {verb} from weights that "
+            "its layers draw anew. To choose, pass a function instead of the module: one that builds the "
+            "network draws all of them, lambda: copy.deepcopy(module) starts all from these weights."
+        )
+    for data in job.sources:
+        remark = job.likelihood.remark_on(data.targets) if isinstance(data, ArrayData) else None
+        if remark is not None:
+            yield remark
+            break  # one data set says enough about all
 
 
 def set_up(job: Job, folder: Path | None) -> SetUp:

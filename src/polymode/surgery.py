@@ -110,7 +110,7 @@ def structure(module: nn.Module) -> list[tuple]:
         hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
         others = [hook for hook in hooks if hook not in (_drop_inputs, _nothing)]
         tensors = [*part._parameters, *part._buffers]
-        found.append((name, type(part), part.extra_repr(), others, tensors))
+        found.append((name, type(part), _said_by(part), others, tensors))
     return found
 
 
@@ -207,11 +207,14 @@ _INCIDENTAL = re.compile(r" at 0x[0-9a-fA-F]+|,? ?\b(device=(device\([^)]*\)|[^,
 def _described(part: nn.Module) -> str:
     if isinstance(part, SeededDropout):
         return f"{part.original.__name__}({f'p={part.p}' if part.sampled else ''})"
+    return f"{type(part).__name__}({_said_by(part)})"
+
+
+def _said_by(part: nn.Module) -> str:
     try:
-        said = part.extra_repr()
+        return _INCIDENTAL.sub("", part.extra_repr()).lstrip(", ")
     except Exception:  # the user's own, which nobody may have called yet
-        said = ""
-    return f"{type(part).__name__}({_INCIDENTAL.sub('', said).lstrip(', ')})"
+        return ""
 
 
 def batch_norms(module: nn.Module) -> list[str]:

@@ -18,6 +18,7 @@ from polymode.cli.jobs import make_methods, wanted_methods
 from polymode.cli.options import parse
 from polymode.cli.reference import ReferenceOptions
 from polymode.data.catalogue import DATA
+from polymode.metrics import Bins
 from polymode.models import MODELS
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
@@ -72,6 +73,7 @@ def test_tables_of_model_patching(path):
     options, methods = read(path)
     assert options.model in MODELS
     assert options.draws == 200
+    assert options.calibration == Bins(20, minimum=5)
     assert options.set["data"]["batch_size"] == 256
     penalty = 0.001 / 256
     for label, method in methods.items():

@@ -13,6 +13,7 @@ from polymode import metrics
 from polymode.data import ArrayData, Data, as_data, as_tree, check_finite
 from polymode.errors import InputError, require
 from polymode.likelihoods import Categorical, Gaussian, quantiles_of
+from polymode.metrics.calibration import BINS, Bins
 from polymode.metrics.ood import SCORES, uncertainty
 from polymode.metrics.scores import check_probabilities
 from polymode.posteriors import Posterior
@@ -41,6 +42,7 @@ def evaluate(
     num_members: int | None = None,
     generator: torch.Generator | None = None,
     target_scale: float = 1.0,
+    bins: Bins = BINS,
 ) -> dict[str, float]:
     """Score a posterior on ``data``; the keys depend on the likelihood and on what is given.
 
@@ -48,6 +50,7 @@ def evaluate(
     reference: a ``Reference`` or probabilities [N, C] of another predictive, such as that of HMC, for the
         same points in the same order.
     target_scale: what targets of a regression were divided by; scores are in the units they had before.
+    bins: of confidence, for ece and mce.
 
     Classes: accuracy, nll, brier, ece, mce, aurc, mutual_information, top5, and where asked for
     ood_<score>_<auroc|aupr|fpr95>, agreement, total_variation; where targets are tokens,
@@ -64,6 +67,7 @@ def evaluate(
         num_members=num_members,
         generator=generator,
         target_scale=target_scale,
+        bins=bins,
     ).scores
 
 
@@ -86,6 +90,7 @@ def evaluated(
     num_members: int | None = None,
     generator: torch.Generator | None = None,
     target_scale: float = 1.0,
+    bins: Bins = BINS,
     observe: Observe | None = None,
 ) -> Evaluation:
     """Score as ``evaluate`` does, and keep what was predicted.
@@ -125,7 +130,7 @@ def evaluated(
         return Evaluation(scores, predictive, targets)
     assert isinstance(likelihood, Categorical)
     observed = likelihood.observed(targets).to(log_prob.device)
-    scores = _classification(predictive, targets, likelihood.ignore_index)
+    scores = _classification(predictive, targets, likelihood.ignore_index, bins)
     scores["nll"] = -log_prob.double()[observed].mean().item()  # in logarithms: no underflow
     if targets.ndim > 1:
         scores["bits_per_character"] = scores["nll"] / math.log(2)
@@ -237,15 +242,15 @@ def _inputs(source: Any) -> Tree:
 
 
 def _classification(
-    predictive: CategoricalPredictive, labels: Tensor, ignore_index: int | None
+    predictive: CategoricalPredictive, labels: Tensor, ignore_index: int | None, bins: Bins
 ) -> dict[str, float]:
     probabilities, labels = labelled(predictive.mean, labels, ignore_index)
     wrong = (probabilities.argmax(-1) != labels).double()
     scores = {
         "accuracy": metrics.accuracy(probabilities, labels),
         "brier": metrics.brier(probabilities, labels),
-        "ece": metrics.ece(probabilities, labels),
-        "mce": metrics.mce(probabilities, labels),
+        "ece": metrics.ece(probabilities, labels, bins.number, min_count=bins.minimum),
+        "mce": metrics.mce(probabilities, labels, bins.number, min_count=bins.minimum),
         "aurc": metrics.aurc(probabilities.amax(-1), wrong),
         "mutual_information": predictive.mutual_information.double().mean().item(),
     }

@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import begin, polymode, polymode_process, the_line
+from safetensors.torch import load_file
+
+import polymode as pm
 
 from polymode.reference import Reference
 
@@ -317,6 +320,10 @@ def test_the_users_own_model_and_data(tmp_path):
     judged = json.loads(polymode("evaluate", "out", "--json", cwd=tmp_path).stdout)["posteriors"][0]
     stored = json.loads((tmp_path / "out/scores.json").read_text())["replicates"][0]["scores"]
     assert judged == stored
+    binned = polymode("evaluate", "out", "--bins", 4, "--bin-minimum", 5, "--json", cwd=tmp_path).stdout
+    predictions = load_file(tmp_path / "out/predictions-0.safetensors")
+    expected = pm.metrics.ece(predictions["mean"], predictions["targets"], 4, min_count=5)
+    assert json.loads(binned)["posteriors"][0]["ece"] == pytest.approx(expected)
     predicted = polymode_process("predict", "out", "shop:new", cwd=tmp_path).stdout.splitlines()
     assert predicted[0] == "label,confidence,entropy,mutual_information,p_0,p_1"
     assert len(predicted) == 6

@@ -13,6 +13,7 @@ import polymode as pm
 from polymode.comparison import compare, judge
 from polymode.data import Preprocessing, Split, Task
 from polymode.errors import CheckpointError, InputError
+from polymode.metrics import Bins
 from polymode.training.progress import Lines
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -166,6 +167,18 @@ def test_scores_are_taken_again_when_the_test_data_or_the_draws_change(tmp_path)
     run(tmp_path / "c", wrong, num_draws=7)
     again = json.loads((tmp_path / "c/pair/scores.json").read_text())["about"]
     assert (saved["num_draws"], again["num_draws"]) == (100, 7)
+
+
+def test_scores_are_taken_again_when_the_bins_change(tmp_path):
+    before = run(tmp_path / "c").results[1].replicates
+    after = run(tmp_path / "c", bins=Bins(20, minimum=5)).results[1].replicates
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        stored = load_file(tmp_path / f"c/pair/predictions-{index}.safetensors")
+        for name, values in (("ece", pm.metrics.ece), ("mce", pm.metrics.mce)):
+            assert old["scores"][name] == pytest.approx(values(stored["mean"], stored["targets"]))
+            expected = values(stored["mean"], stored["targets"], 20, min_count=5)
+            assert new["scores"][name] == pytest.approx(expected)
+        assert len(new["curves"]["reliability"]["counts"]) == 20
 
 
 def test_a_budget_that_cannot_be_kept_is_said(tmp_path):

@@ -93,6 +93,7 @@ def run(options: CompareOptions) -> None:
             seeds=options.all_seeds,
             **how_to_run(options),
             num_draws=options.draws,
+            bins=options.calibration,
             reference=reference,
             options=identity,
             run_options=run_options,

@@ -24,6 +24,7 @@ from polymode.data.images import Labelled
 from polymode.data.severities import NUM_SEVERITIES
 from polymode.errors import InputError, unknown_name
 from polymode.evaluation import arrays_of
+from polymode.metrics import Bins
 from polymode.training.progress import Reporter
 
 GROUPS = {"all": ALL_CORRUPTIONS, "standard": CORRUPTIONS}
@@ -94,6 +95,7 @@ def judge_run(
     images: CorruptedImages,
     baseline: StoredRun | None,
     num_draws: int,
+    bins: Bins,
     reporter: Reporter,
 ) -> JudgedRun:
     """Judge the posteriors of all splits and seeds; those of one split see the same corrupted images."""
@@ -120,6 +122,7 @@ def judge_run(
             images.names,
             images.severities,
             num_draws=num_draws,
+            bins=bins,
             progress=_Progress(reporter, len(images.names)),
         )
         found += judged[: len(indices)]

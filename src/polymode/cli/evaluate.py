@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polymode.cli.corruptions import CorruptedImages, corruption_table, judge_run, summary_lines
-from polymode.cli.options import ScreenOptions, UsageError, option
+from polymode.cli.options import JudgingOptions, UsageError, option
 from polymode.cli.output import console, posterior_table, print_json, reporter_of, say
 from polymode.cli.runs import StoredRun
 from polymode.comparison import judge, noise_floor_text
@@ -18,7 +18,7 @@ With --corruptions: on corrupted test images, a row a corruption."""
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(ScreenOptions):
+class EvaluateOptions(JudgingOptions):
     """Options of ``polymode evaluate``."""
 
     run: str = option("", "folder of the run", place="argument")
@@ -41,7 +41,6 @@ class EvaluateOptions(ScreenOptions):
         "in the data folder if there, or else they are made)",
     )
     baseline: str = option("", "folder of another run: adds mCE and relative mCE against it")
-    draws: int = option(100, "networks drawn of a posterior that has no end of them")
     out: str = option("", "also write all scores to this .json file")
 
 
@@ -70,7 +69,9 @@ def run(options: EvaluateOptions) -> None:
         reporter.say(f"judging posterior {index + 1} of {stored.num_posteriors}")
         split = stored.split(options.data, index)
         num_examples += split.test.num_examples
-        found.append(judge(stored.posterior(index), split, ood, reference, num_draws=options.draws).scores)
+        posterior = stored.posterior(index)
+        judged = judge(posterior, split, ood, reference, num_draws=options.draws, bins=options.calibration)
+        found.append(judged.scores)
     reporter.close()
     if options.out:
         write_text(Path(options.out), json.dumps(found, indent=2) + "\n")
@@ -96,7 +97,7 @@ def _run_on_corruptions(options: EvaluateOptions, stored: StoredRun) -> None:
     )
     baseline = StoredRun.open(options.baseline) if options.baseline else None
     reporter = reporter_of(options)
-    judged = judge_run(stored, options.data, images, baseline, options.draws, reporter)
+    judged = judge_run(stored, options.data, images, baseline, options.draws, options.calibration, reporter)
     reporter.close()
     documents = judged.documents()
     if options.out:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from polymode.cli.options import ScreenOptions, UsageError, option
+from polymode.cli.options import JudgingOptions, UsageError, option
 from polymode.comparison import check_reference
 from polymode.data import Task
 from polymode.data.loading import load_inputs_for_ood, load_task
@@ -24,7 +24,7 @@ from polymode.training import Epoch, Method
 
 
 @dataclass(frozen=True)
-class JobOptions(ScreenOptions):
+class JobOptions(JudgingOptions):
     """Options that training a network has in every command."""
 
     data: str = option(
@@ -44,7 +44,6 @@ class JobOptions(ScreenOptions):
     ood: str = option("", "data set outside the distribution (default: the one that belongs to the data)")
     seeds: int = option(1, "number of seeds: all are trained side by side")
     seed: int = option(0, "first seed")
-    draws: int = option(100, "networks drawn of a posterior that has no end of them")
     set: dict = option(
         {},
         "set an option of the data (data.batch_size=64), the model (model.hidden=[100,100]) or a method "
@@ -65,6 +64,7 @@ class JobOptions(ScreenOptions):
     tensorboard: bool = option(False, "also write TensorBoard files into the run's folder", place="screen")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for section, content in self.set.items():
             if not isinstance(content, dict):
                 raise UsageError(
@@ -72,7 +72,7 @@ class JobOptions(ScreenOptions):
                 )
         if self.processes > 1 and self.tensorboard:
             raise UsageError("--tensorboard follows a run in this process: leave --processes out.")
-        for name in ("seeds", "draws", "processes", "threads"):
+        for name in ("seeds", "processes", "threads"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be at least 1, got {getattr(self, name)}.")
 

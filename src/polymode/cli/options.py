@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from polymode.errors import InputError, unknown_name
+from polymode.metrics import Bins
 from polymode.storage import FORMAT_VERSION
 
 
@@ -43,6 +44,25 @@ class ScreenOptions:
         False, "results as JSON on standard output, progress as JSON lines on standard error", place="screen"
     )
     debug: bool = option(False, "show the traceback of an error", place="screen")
+
+
+@dataclass(frozen=True)
+class JudgingOptions(ScreenOptions):
+    """How posteriors are judged, wherever they are."""
+
+    draws: int = option(100, "networks drawn of a posterior that has no end of them")
+    bins: int = option(15, "bins of confidence that calibration errors (ECE, MCE) are made of")
+    bin_minimum: int = option(0, "leave bins of so many examples or fewer out of them")
+
+    def __post_init__(self) -> None:
+        for name, least in (("draws", 1), ("bins", 1), ("bin_minimum", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, got {value}.")
+
+    @property
+    def calibration(self) -> Bins:
+        return Bins(self.bins, self.bin_minimum)
 
 
 AnyOptions = TypeVar("AnyOptions", bound=ScreenOptions)

@@ -79,7 +79,7 @@ def run(options: ReferenceOptions) -> None:
     if isinstance(likelihood, Gaussian) and arrays_of(job.task.splits[0].test)[1][0].numel() != 1:
         raise UsageError("A reference of numbers is about one output; these targets have several.")
     import_arviz()  # what judges the chains must be there before they are run
-    identity = config_of(options, without=("ood", "draws")) | {"model": job.model_name}
+    identity = config_of(options, without=("ood", "draws", "bins", "bin_minimum")) | {"model": job.model_name}
     folder = run_folder(options.run, "reference", [options.data, job.model_name], identity)
     reporter = reporter_of(options)
     reporter.say(job.described())

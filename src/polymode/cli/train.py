@@ -70,7 +70,16 @@ def run(options: TrainOptions) -> None:
             reporter=reporter,
             observer=observer_maker(options)(folder),
         )
-        judged = judge_all(posteriors, replicates, folder, job.task.ood, options.draws, reporter, method.name)
+        judged = judge_all(
+            posteriors,
+            replicates,
+            folder,
+            job.task.ood,
+            options.draws,
+            options.calibration,
+            reporter,
+            method.name,
+        )
     finally:
         reporter.close()
     if options.json:

@@ -30,7 +30,7 @@ CLASSES = (
     Column("nll", "NLL", "low", 4, "−log probability of the true label, in nats"),
     Column("bits_per_character", "BPC", "low", 4, "NLL in bits a token: bits per character of a text"),
     Column("brier", "Brier", "low", 4, "squared error of the probabilities, 0 to 2"),
-    Column("ece", "ECE", "low", 4, "gap between confidence and accuracy, 15 bins"),
+    Column("ece", "ECE", "low", 4, "gap between confidence and accuracy, in bins of confidence"),
     Column("ood_auroc", "OOD AUROC", "high", 4, "how well entropy tells foreign points, 0.5 is chance"),
     Column(
         "disagreement", "disagree", None, 4, "share of points on which two members differ, mean over pairs"

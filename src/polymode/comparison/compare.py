@@ -1,7 +1,7 @@
 """``compare``: several methods on one task at one budget, every run resumable, every result kept."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from polymode.comparison.results import Comparison, Result
 from polymode.data import ArrayData, Data, Split, Task
 from polymode.errors import CheckpointError, InputError, require
 from polymode.likelihoods import Likelihood, make_likelihood
+from polymode.metrics.calibration import BINS, Bins
 from polymode.posteriors import Posterior
 from polymode.reference import Reference
 from polymode.storage import FORMAT_VERSION, finite, read_json, write_json, write_tensors, write_text
@@ -52,6 +53,7 @@ def compare(
     precision: Precision = "full",
     processes: int = 1,
     num_draws: int = 100,
+    bins: Bins = BINS,
     reference: Reference | None = None,
     options: Mapping[str, Any] | None = None,
     run_options: Callable[[Method, int], Mapping[str, Any]] = lambda method, epochs: {},
@@ -63,11 +65,12 @@ def compare(
 
     methods: label -> method. folder: results.json, results.csv, replicates.csv and a run folder a method.
     All splits and seeds of a method are trained side by side. A run that was cut goes on; one that is
-    finished is read back. num_draws: networks drawn of posteriors that have no end of them. reference: what
-    a trusted posterior predicts for the test data of the only split; distances to it become columns. options:
-    what the comparison depends on, kept in its manifest; a folder of another is refused. run_options: the
-    same of a run, from its method and epochs. network: what builds the model again. observers: makes the
-    observer of each run. device, backend, threads, precision, processes: as ``fit`` has them.
+    finished is read back. num_draws: networks drawn of posteriors that have no end of them. bins: of
+    confidence, for calibration. reference: what a trusted posterior predicts for the test data of the only
+    split; distances to it become columns. options: what the comparison depends on, kept in its manifest; a
+    folder of another is refused. run_options: the same of a run, from its method and epochs. network: what
+    builds the model again. observers: makes the observer of each run. device, backend, threads, precision,
+    processes: as ``fit`` has them.
     """
     require(len(methods) > 0, "There are no methods to compare.")
     require(len(seeds) > 0, "There are no seeds.")
@@ -100,7 +103,7 @@ def compare(
             observer=observers(folder / label),
         )
         judged = judge_all(
-            posteriors, replicates, folder / label, task.ood, num_draws, reporter, label, reference
+            posteriors, replicates, folder / label, task.ood, num_draws, bins, reporter, label, reference
         )
         result = _result(label, sized, epochs, posteriors, judged, folder / label, num_draws)
         spent = result.price["member_epochs"]
@@ -182,6 +185,7 @@ def judge_all(
     folder: Path,
     ood: Data | None,
     num_draws: int,
+    bins: Bins,
     reporter: Reporter,
     label: str,
     reference: Reference | None = None,
@@ -191,6 +195,7 @@ def judge_all(
         "test": fingerprints([replicate.data.test for replicate in replicates]),
         "ood": None if ood is None else fingerprint(ood),
         "num_draws": num_draws,
+        "bins": asdict(bins),
         "reference": None if reference is None else reference.digest,
     }
     if (folder / SCORES).exists():
@@ -201,7 +206,9 @@ def judge_all(
     found = []
     for index, (posterior, replicate) in enumerate(zip(posteriors, replicates, strict=True)):
         with with_threads(posterior.record.get("threads")):
-            judgement: Judgement = judge(posterior, replicate.data, ood, reference, num_draws=num_draws)
+            judgement: Judgement = judge(
+                posterior, replicate.data, ood, reference, num_draws=num_draws, bins=bins
+            )
         write_tensors(folder / f"predictions-{index}.safetensors", judgement.predictions)
         found.append(
             {

@@ -11,6 +11,7 @@ from polymode.evaluation import Evaluation, arrays_of, evaluated
 from polymode.likelihoods import Bernoulli, Categorical, Gaussian
 from polymode.members import Members, concatenate
 from polymode.metrics import calibration_bins, cosine_similarity
+from polymode.metrics.calibration import BINS, Bins
 from polymode.metrics.diversity import label_disagreement, off_diagonal_mean
 from polymode.posteriors import Posterior
 from polymode.predictive import CategoricalPredictive, GaussianPredictive, labelled
@@ -39,12 +40,13 @@ def judge(
     reference: Reference | None = None,
     *,
     num_draws: int = 100,
+    bins: Bins = BINS,
     seed: int = 0,
 ) -> Judgement:
     """Judge a posterior on the test data of a split.
 
     reference: what a trusted posterior predicts there. num_draws: networks drawn of a posterior that has no
-    end of them.
+    end of them. bins: of confidence, for calibration.
     """
     count = num_draws if posterior.num_members is None else None
 
@@ -60,12 +62,13 @@ def judge(
         num_members=count,
         generator=draws(),
         target_scale=split.preprocessing.target_scale,
+        bins=bins,
         observe=opinions.observe,
     )
     scores = dict(evaluation.scores)
     if "ood_entropy_auroc" in scores:
         scores["ood_auroc"] = scores["ood_entropy_auroc"]
-    curves = _curves(evaluation) | opinions.curves()
+    curves = _curves(evaluation, bins.number) | opinions.curves()
     if "difference" in curves:
         curves["cosine"] = _cosine(posterior, count, draws())
         scores["disagreement"] = off_diagonal_mean(opinions.difference(PAIR_MEMBERS))
@@ -138,14 +141,14 @@ class _Opinions:
         return curves
 
 
-def _curves(evaluation: Evaluation) -> dict[str, Any]:
+def _curves(evaluation: Evaluation, num_bins: int) -> dict[str, Any]:
     predictive = evaluation.predictive
     if isinstance(predictive, GaussianPredictive):
         return {"std": _histogram([predictive.std.flatten()], predictive.std.max().item())}
     if not isinstance(predictive, CategoricalPredictive):
         return {}
     probabilities, labels = labelled_points(evaluation)
-    bins = calibration_bins(probabilities, labels)
+    bins = calibration_bins(probabilities, labels, num_bins)
     foreign = evaluation.foreign
     num_classes = probabilities.shape[-1]
     ends = {"confidence": 1.0, "entropy": torch.tensor(float(num_classes)).log().item()}

@@ -16,6 +16,7 @@ from polymode.errors import InputError
 from polymode.evaluation import evaluate
 from polymode.likelihoods import Categorical
 from polymode.metrics import corruption_mean, mean_corruption_error, relative_corruption_error
+from polymode.metrics.calibration import BINS, Bins
 from polymode.posteriors import Posterior
 
 SCORES = ("accuracy", "nll", "ece")
@@ -93,6 +94,7 @@ def judge_corrupted(
     severities: Sequence[int],
     *,
     num_draws: int = 100,
+    bins: Bins = BINS,
     seed: int = 0,
     progress: Callable[[int, str], None] | None = None,
 ) -> list[Robustness]:
@@ -110,7 +112,7 @@ def judge_corrupted(
             )
 
     def judged(block: Labelled) -> list[dict[str, float]]:
-        return [_scores(posterior, ready, block, num_draws, seed) for posterior, ready in posteriors]
+        return [_scores(posterior, ready, block, num_draws, bins, seed) for posterior, ready in posteriors]
 
     without = judged(clean)
     found: list[dict[str, dict[int, dict[str, float]]]] = [{} for _ in posteriors]
@@ -124,7 +126,7 @@ def judge_corrupted(
 
 
 def _scores(
-    posterior: Posterior, ready: Preprocessing, block: Labelled, num_draws: int, seed: int
+    posterior: Posterior, ready: Preprocessing, block: Labelled, num_draws: int, bins: Bins, seed: int
 ) -> dict[str, float]:
     # Copies, as official arrays lie on disk and torch wants arrays that can be written to.
     images, labels = (torch.from_numpy(np.array(part, order="C")) for part in block)
@@ -134,5 +136,6 @@ def _scores(
         data,
         num_members=num_draws if posterior.num_members is None else None,
         generator=torch.Generator().manual_seed(seed),  # every block is judged by the same networks
+        bins=bins,
     )
     return {key: scores[key] for key in SCORES}

@@ -1,6 +1,6 @@
 """Scores of predictives and distances between them. Definitions follow docs/metrics.md."""
 
-from polymode.metrics.calibration import CalibrationBins, calibration_bins, ece, mce
+from polymode.metrics.calibration import Bins, CalibrationBins, calibration_bins, ece, mce
 from polymode.metrics.corruption import (
     corruption_mean,
     mean_corruption_error,
@@ -26,6 +26,7 @@ from polymode.metrics.scores import (
 )
 
 __all__ = [
+    "Bins",
     "CalibrationBins",
     "OodScores",
     "accuracy",

@@ -6,11 +6,26 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polymode.errors import InputError
+from polymode.errors import InputError, require_whole
 from polymode.metrics.ranks import ranks_of
 from polymode.metrics.scores import check_labelled
 
 Binning = Literal["width", "mass"]
+
+
+@dataclass(frozen=True)
+class Bins:
+    """How calibration is judged: bins of equal width; those of ``minimum`` points or fewer do not count."""
+
+    number: int = 15
+    minimum: int = 0
+
+    def __post_init__(self) -> None:
+        require_whole("The number of bins", self.number)
+        require_whole("minimum of Bins", self.minimum, least=0)
+
+
+BINS = Bins()
 
 
 @dataclass(frozen=True)

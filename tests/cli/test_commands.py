@@ -15,7 +15,6 @@ from command_line import begin, polymode, polymode_process, the_line
 from safetensors.torch import load_file
 
 import polymode as pm
-
 from polymode.reference import Reference
 
 ROOT = Path(__file__).parents[2]

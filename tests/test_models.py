@@ -99,7 +99,12 @@ def test_networks_by_name_fit_the_examples():
         examples = torch.randint(1, 4, (2, 9)) if architecture.takes == "tokens" else torch.randn(2, *shape)
         module = make_model(name, shape, 4, {})()
         expected = (2, 9, 4) if name == "char_lstm" else (2, 4)
-        assert module.eval()(examples).shape == expected
+        with torch.no_grad():
+            outputs, alone = module.eval()(examples), module(examples[:1])
+        assert outputs.shape == expected
+        # An example's outputs follow from it, and from no other.
+        torch.testing.assert_close(alone[0], outputs[0], rtol=1e-3, atol=1e-4 * float(outputs.abs().max()))
+        assert not torch.allclose(outputs[0], outputs[1], rtol=1e-3), name
     assert make_model("mlp", (7,), 4, {"hidden": [3]})()[1].weight.shape == (3, 7)
     assert make_model("smallcnn", (1, 8, 8), 8, {})().classifier.weight.shape == (8, 32)
 

@@ -274,7 +274,7 @@ class NoisyHead(Posterior):
         raise AssertionError
 
     @classmethod
-    def from_files(cls, network, folder, files, options):
+    def from_files(cls, network, files, constants, options):
         raise AssertionError
 
 

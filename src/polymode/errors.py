@@ -4,9 +4,23 @@ import difflib
 import math
 from collections.abc import Iterable
 
+# Values that a message repeats may be of any length, such as a cell of a table.
+LONGEST_MESSAGE, LONGEST_VALUE = 2000, 200
+
+
+def shortened(text: str, longest: int = LONGEST_VALUE) -> str:
+    """The text, without its middle where it is long."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} … ({len(text) - 2 * half} characters left out) … {text[-half:]}"
+
 
 class PolymodeError(Exception):
     """Root of every error raised on purpose by this library."""
+
+    def __str__(self) -> str:
+        return shortened(super().__str__(), LONGEST_MESSAGE)
 
 
 class InputError(PolymodeError, ValueError):
@@ -84,6 +98,6 @@ def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> UnknownName:
     """Build the error for a name that is not in a list, with the nearest one that is."""
     allowed = sorted(allowed)
     by_lower = {candidate.lower(): candidate for candidate in allowed}
-    nearest = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(str(name)[:LONGEST_VALUE].lower(), by_lower, n=1, cutoff=0.5)
     hint = f" Did you mean {by_lower[nearest[0]]!r}?" if nearest else ""
-    return UnknownName(f"Unknown {kind} {name!r}.{hint} Known: {', '.join(allowed)}.")
+    return UnknownName(f"Unknown {kind} {shortened(repr(name))}.{hint} Known: {', '.join(allowed)}.")

@@ -101,6 +101,19 @@ class LateWeights:
             weights |= _drawn_embeddings(bank, kernels, generator)
         return weights
 
+    def trained(self, tensors: Mapping[str, list]) -> dict[str, list]:
+        """Types and shapes of what ``begin`` gives, from those of a module's tensors."""
+        found: dict[str, list] = dict(tensors) if self.names else dict(tensors) | {NOTHING: ["float32"]}
+        for name in self.factored:
+            kind, rows, columns, *_ = tensors[name]
+            found |= {LEFT + name: [kind, rows], RIGHT + name: [kind, columns]}
+        for bank in self.banks:
+            for name in bank.layers:
+                kind, rows, columns, *size = found.pop(name)
+                found[EMBEDDING + name] = [kind, bank.templates, columns // bank.inputs]
+                found[TEMPLATES + bank.layers[0]] = [kind, rows, bank.inputs, *size, bank.templates]
+        return found
+
     def realise(self, weights: Tensors) -> Tensors:
         """h(θ, φ): the weights of the module."""
         made = {name: tensor for name, tensor in weights.items() if "/" not in name}

@@ -7,22 +7,36 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
-from polymode.errors import CheckpointError
+from polymode.errors import CheckpointError, shortened
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # documents of format 1 have no checksum of their own
+DIGEST = "sha256"  # where a document keeps the checksum of everything else in it
+
+Value = TypeVar("Value")
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part."""
-    _replace(path, lambda temporary: temporary.write_text(json.dumps(content, indent=2) + "\n"))
+def write_document(path: Path, what: str, content: Mapping[str, Any]) -> None:
+    """Write a JSON document of ours, with its kind, its format and its checksum.
+
+    A reader sees the old file or the new one, never a part.
+    """
+    document = {"format_version": FORMAT_VERSION, "what": what} | dict(content)
+    document = json.loads(json.dumps(document))  # as a reader will find it: keys are text
+    write_text(path, json.dumps(document | {DIGEST: _digest(document)}, indent=2) + "\n")
+
+
+def _digest(document: Mapping[str, Any]) -> str:
+    """SHA-256 of a document, however it is laid out: of its JSON with sorted keys and without blanks."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def finite(value: Any) -> Any:
@@ -44,14 +58,20 @@ def write_bytes(path: Path, content: bytes) -> None:
     _replace(path, lambda temporary: temporary.write_bytes(content))
 
 
-def read_json(path: Path, what: str) -> dict[str, Any]:
-    """Read a JSON file of ours; missing, damaged, foreign and newer files are told apart."""
+def read_document(path: Path, what: str, advice: str = "") -> dict[str, Any]:
+    """Read a JSON document of ours; missing, damaged, foreign and newer files are told apart.
+
+    what: its kind. advice: what to do about a damaged one.
+    """
+    damaged = f"{path} is damaged"
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: this is not a {what}.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is damaged ({error}).") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:  # no text, no JSON, or nested without end
+        raise CheckpointError(f"{damaged} ({error}). {advice}".strip()) from error
     version = content.get("format_version") if isinstance(content, dict) else None
     if not isinstance(version, int):
         raise CheckpointError(f"{path} is not a {what} of polymode (it has no format_version).")
@@ -60,7 +80,43 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
             f"{path} has format {version}, this polymode reads up to {FORMAT_VERSION}: "
             "update polymode to open it."
         )
+    expected = content.pop(DIGEST, None)
+    if expected != _digest(content) and not (version == 1 and expected is None):
+        raise CheckpointError(f"{damaged}: its checksum differs from the one written. {advice}".strip())
+    if content.get("what") != what:
+        raise CheckpointError(f"{path} is not a {what}: it is a {content.get('what')!r}.")
     return content
+
+
+def entry(document: Mapping[str, Any], key: str, kind: type[Value], where: Path) -> Value:
+    """The value under a key of a document; a ``CheckpointError`` where it is missing or of another type."""
+    value = document.get(key)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        seen = f"is {shortened(repr(value))}" if key in document else "is missing"
+        raise CheckpointError(f"{where} is damaged: its {key!r} {seen}, it must be of type {kind.__name__}.")
+    return value
+
+
+@contextmanager
+def well_formed(where: Path | str) -> Iterator[None]:
+    """Turn whatever goes wrong with a content that is not as it was written into a ``CheckpointError``."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = shortened(f"{type(error).__name__}: {error}")
+        raise CheckpointError(f"{where} is not as polymode writes it ({reason}).") from error
+
+
+def inside(folder: Path, name: Any) -> Path:
+    """The path of what a document names in its own folder; names that lead out of it are refused."""
+    plain = isinstance(name, str) and name == Path(name).name and not {"/", "\\", "\0"} & set(name)
+    path = folder / name if plain and name not in ("", ".", "..") else folder
+    if path == folder or path.resolve().parent != folder.resolve():
+        raise CheckpointError(
+            f"{shortened(repr(name))}, which a file in {folder} names, does not lie in that folder: "
+            "it is not read."
+        )
+    return path
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
@@ -96,17 +152,67 @@ def read_tensors(path: Path, expected_checksum: str | None = None) -> dict[str, 
 
 def check_file(path: Path, expected_checksum: str | None) -> None:
     """Raise a ``CheckpointError`` when a file is missing or differs from what was written."""
-    if not path.exists():
+    if not path.is_file():
         raise CheckpointError(f"{path} is missing.")
     if expected_checksum is not None and checksum(path) != expected_checksum:
         raise CheckpointError(f"{path} is damaged: its checksum differs from the one written.")
 
 
+@dataclass
+class CheckedFile:
+    """A file that is written once: whoever reads it gets what was written, or an error."""
+
+    path: Path
+    checksum: str
+    _seen: tuple[int, int, int] | None = field(default=None, init=False, compare=False, repr=False)
+
+    def check(self) -> Path:
+        """The path, after a look at the file; one that is not as it was last time is read and compared."""
+        try:
+            found = self.path.stat()
+        except OSError:
+            raise CheckpointError(f"{self.path} is missing.") from None
+        seen = (found.st_size, found.st_mtime_ns, found.st_ino)
+        if seen != self._seen:
+            check_file(self.path, self.checksum)
+            self._seen = seen
+        return self.path
+
+
 def read_some(path: Path, rows_of: Callable[[str], slice | None]) -> dict[str, Tensor]:
     """Read, of every tensor, the leading rows that ``rows_of(name)`` wants, and nothing else."""
-    with safetensors.safe_open(path, framework="pt") as file:
+    with _opened(path) as file:
         wanted = {name: rows_of(name) for name in file.keys()}  # noqa: SIM118
         return {n: file.get_slice(n)[rows] for n, rows in wanted.items() if rows is not None}
+
+
+def names_of(path: Path) -> list[str]:
+    """The names of a file's tensors."""
+    with _opened(path) as file:
+        return list(file.keys())
+
+
+def fingerprint_of(path: Path, *, infinite: bool = False) -> dict[str, list]:
+    """Type and shape of every tensor of a file; NaN, and infinite numbers unless allowed, are refused."""
+    found: dict[str, list] = {}
+    with _opened(path) as file:
+        for name in file.keys():  # noqa: SIM118
+            tensor = file.get_tensor(name)
+            found[name] = [str(tensor.dtype).removeprefix("torch."), *tensor.shape]
+            if tensor.is_floating_point() and tensor.numel():
+                extremes = torch.stack(tensor.aminmax())  # NaN is both
+                if extremes.isnan().any() or (extremes.isinf().any() and not infinite):
+                    raise CheckpointError(f"{path}: {name!r} holds NaN or infinite numbers.")
+    return found
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            yield file
+    except (safetensors.SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is not a readable safetensors file ({error}).") from error
 
 
 def checksum(path: Path) -> str:
@@ -134,8 +240,10 @@ def _replace(path: Path, write: Any) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            temporary.touch()  # with the usual rights: safetensors would keep others from reading
+            temporary.touch()
+            rights = temporary.stat().st_mode
             write(temporary)
+            temporary.chmod(rights)  # the usual ones: safetensors would keep others from reading
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)

@@ -212,7 +212,7 @@ def test_nothing_readable_is_an_error(tmp_path):
     interrupted(tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoint").glob("state-*"):
         path.write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"No checkpoint .* can be read"):
+    with pytest.raises(CheckpointError, match=r"No checkpoint .* can be used"):
         run(tmp_path / "run", resume=True)
 
 
@@ -276,7 +276,7 @@ def test_a_damaged_posterior_is_refused(tmp_path):
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     from polymode import storage
 
-    storage.write_json(tmp_path / "a.json", {"format_version": 1, "old": True})
+    storage.write_document(tmp_path / "a.json", "test", {"old": True})
 
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -285,8 +285,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(
         CheckpointError, match=r"No space left on device\. Whatever was written before is whole"
     ):
-        storage.write_json(tmp_path / "a.json", {"format_version": 1, "old": False})
-    assert storage.read_json(tmp_path / "a.json", "test")["old"] is True
+        storage.write_document(tmp_path / "a.json", "test", {"old": False})
+    assert storage.read_document(tmp_path / "a.json", "test")["old"] is True
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 

@@ -19,7 +19,7 @@ from polymode.cli.output import console, price_table, print_json, reporter_of, s
 from polymode.comparison import MANIFEST, compare, noise_floor_text
 from polymode.methods import COMPARED
 from polymode.report import write_page
-from polymode.storage import read_json
+from polymode.storage import entry, read_document
 from polymode.training import Method
 from polymode.training.method import describe
 
@@ -57,9 +57,11 @@ class CompareOptions(JobOptions):
 
 def _earlier_methods(folder: Path) -> dict[str, str]:
     """Methods that a comparison in the folder has already: those that are asked for now join them."""
-    if not (folder / MANIFEST).exists():
+    path = folder / MANIFEST
+    if not path.exists():
         return {}
-    return wanted_methods(read_json(folder / MANIFEST, "comparison")["options"].get("methods", ""), ())
+    options = entry(read_document(path, "comparison"), "options", dict, path)
+    return wanted_methods(str(options.get("methods", "")), ())
 
 
 def run(options: CompareOptions) -> None:

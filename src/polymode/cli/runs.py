@@ -22,7 +22,7 @@ from polymode.imports import import_object, is_import
 from polymode.models import make_model
 from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.base import MANIFEST
-from polymode.storage import read_json
+from polymode.storage import read_document
 from polymode.training.setup import fingerprint
 from polymode.trees import Tree
 
@@ -43,7 +43,7 @@ class StoredRun:
         if (path / "comparison.json").exists():
             runs = sorted(p.parent.name for p in path.glob(f"*/{MANIFEST}"))
             raise UsageError(f"{folder} is a comparison; name one of its runs: {', '.join(runs)}.")
-        manifest = read_json(path / MANIFEST, "run")
+        manifest = read_document(path / MANIFEST, "run")
         if manifest.get("status") != "finished":
             raise CheckpointError(
                 f"{folder} holds a run that has not ended: repeat the command that began it."
@@ -53,7 +53,7 @@ class StoredRun:
                 f"{folder} has no {TASK}: it was made by fit() in Python, where load_posterior reads it, or "
                 "the file was removed."
             )
-        return cls(path, manifest, read_json(path / TASK, "task"))
+        return cls(path, manifest, read_document(path / TASK, "task"))
 
     @cached_property
     def model(self) -> Any:

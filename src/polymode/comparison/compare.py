@@ -1,5 +1,6 @@
 """``compare``: several methods on one task at one budget, every run resumable, every result kept."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,16 @@ from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.metrics.calibration import BINS, Bins
 from polymode.posteriors import Posterior
 from polymode.reference import Reference
-from polymode.storage import FORMAT_VERSION, finite, read_json, write_json, write_tensors, write_text
+from polymode.storage import (
+    check_file,
+    entry,
+    finite,
+    inside,
+    read_document,
+    write_document,
+    write_tensors,
+    write_text,
+)
 from polymode.surgery import Model
 from polymode.training import Epoch, Method, epochs_of, fit
 from polymode.training.arithmetic import with_threads
@@ -121,7 +131,7 @@ def compare(
         hardware(),
         reference,
     )
-    write_json(folder / "results.json", {"format_version": FORMAT_VERSION} | finite(comparison.config()))
+    write_document(folder / "results.json", "results", finite(comparison.config()))
     write_text(folder / "results.csv", comparison.csv())
     write_text(folder / "replicates.csv", comparison.replicates_csv())
     return comparison
@@ -174,8 +184,7 @@ def fit_replicates(
         observer=observer,
     )
     ready = [replicate.data.preprocessing.config() for replicate in replicates]
-    content = {"what": "task", "network": dict(network or {}), "posteriors": ready}
-    write_json(folder / TASK, {"format_version": FORMAT_VERSION} | content)
+    write_document(folder / TASK, "task", {"network": dict(network or {}), "posteriors": ready})
     return posteriors
 
 
@@ -198,18 +207,17 @@ def judge_all(
         "bins": asdict(bins),
         "reference": None if reference is None else reference.digest,
     }
-    if (folder / SCORES).exists():
-        saved = read_json(folder / SCORES, "set of scores")
-        if saved["about"] == about:
-            return saved["replicates"]
+    if (saved := _saved_scores(folder, about)) is not None:
+        return saved
     reporter.say(f"{label}: judging {_count(len(replicates), 'posterior')}")
-    found = []
+    found, files = [], {}
     for index, (posterior, replicate) in enumerate(zip(posteriors, replicates, strict=True)):
         with with_threads(posterior.record.get("threads")):
             judgement: Judgement = judge(
                 posterior, replicate.data, ood, reference, num_draws=num_draws, bins=bins
             )
-        write_tensors(folder / f"predictions-{index}.safetensors", judgement.predictions)
+        name = f"predictions-{index}.safetensors"
+        files[name] = write_tensors(folder / name, judgement.predictions)
         found.append(
             {
                 "split": replicate.split,
@@ -218,9 +226,25 @@ def judge_all(
                 "curves": judgement.curves,
             }
         )
-    content = {"what": "scores", "about": about, "replicates": finite(found)}
-    write_json(folder / SCORES, {"format_version": FORMAT_VERSION} | content)
+    content = {"about": about, "replicates": finite(found), "files": files}
+    write_document(folder / SCORES, "scores", content)
     return content["replicates"]
+
+
+def _saved_scores(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The scores in the folder of a run, if they are about the same and whole, with their predictions."""
+    path = folder / SCORES
+    if not path.exists():
+        return None
+    try:
+        saved = read_document(path, "scores")
+        for name, digest in saved.get("files", {}).items():  # format 1 has none
+            check_file(inside(folder, name), digest)
+        replicates = entry(saved, "replicates", list, path)
+    except CheckpointError as error:
+        warnings.warn(f"{error} The posteriors are judged again.", stacklevel=3)
+        return None
+    return replicates if saved.get("about") == about else None
 
 
 def check_reference(reference: Reference, task: Task) -> None:
@@ -245,7 +269,7 @@ def _on_device(sources: Sequence[Data], device: torch.device | str | None) -> li
 def _claim(folder: Path, options: Mapping[str, Any]) -> None:
     """Take a folder for this comparison; one that belongs to another is refused."""
     if (folder / MANIFEST).exists():
-        saved = read_json(folder / MANIFEST, "comparison")["options"]
+        saved = entry(read_document(folder / MANIFEST, "comparison"), "options", dict, folder / MANIFEST)
         # An option that the folder does not know came with a later version: its run tells whether it fits.
         for key in sorted((saved.keys() & options.keys()) - {"methods"}):
             if saved.get(key) != options.get(key):
@@ -255,8 +279,8 @@ def _claim(folder: Path, options: Mapping[str, Any]) -> None:
                 )
     elif folder.exists() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty and holds no comparison: choose another folder.")
-    content = {"what": "comparison", "options": dict(options), "versions": versions(), "hardware": hardware()}
-    write_json(folder / MANIFEST, {"format_version": FORMAT_VERSION} | content)
+    content = {"options": dict(options), "versions": versions(), "hardware": hardware()}
+    write_document(folder / MANIFEST, "comparison", content)
 
 
 def _result(

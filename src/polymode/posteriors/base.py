@@ -3,7 +3,7 @@
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -17,11 +17,7 @@ from polymode.likelihoods import quantiles_of
 from polymode.members import Backend, Members, Tensors, forward_members
 from polymode.posteriors.network import Network
 from polymode.predictive import GaussianPredictive, Predictive
-from polymode.storage import (
-    FORMAT_VERSION,
-    write_json,
-    write_tensors,
-)
+from polymode.storage import CheckedFile, write_document, write_tensors
 from polymode.surgery import sampling_of, structure_of
 from polymode.trees import Tree, leaves, length, map_tree
 
@@ -30,6 +26,7 @@ BLOCK_BYTES = 2**28
 ACTIVATION_BYTES = 2**27  # of the largest layer, for all members that run at once
 DRAWS = 100  # of a posterior that can be drawn from without end, unless told otherwise
 MANIFEST = "manifest.json"  # of the folder of a run
+CONSTANTS = "constants.safetensors"  # file of what members do not own
 
 
 @dataclass(frozen=True)
@@ -76,9 +73,13 @@ class Posterior(ABC):
     @classmethod
     @abstractmethod
     def from_files(
-        cls, network: Network, folder: Path, files: Sequence[str], options: Mapping[str, Any]
+        cls, network: Network, files: Sequence[CheckedFile], constants: Tensors, options: Mapping[str, Any]
     ) -> Self:
-        """Rebuild the posterior from the files of ``tensors()`` and its ``options()``."""
+        """Rebuild the posterior from the files of ``tensors()`` and its ``options()``.
+
+        constants: what all members have in common. Files that do not hold the rest of the network are an
+        error.
+        """
 
     @property
     def num_parameters(self) -> int:
@@ -288,12 +289,9 @@ class Posterior(ABC):
         names_of_members: set[str] = set()
         for name, tensors in self.tensors():
             files[name] = write_tensors(folder / name, tensors)
-            names_of_members |= {key.split("/", 1)[-1] for key in tensors}
-        constants = self.network.constants(names_of_members)
-        files["constants.safetensors"] = write_tensors(folder / "constants.safetensors", constants)
+            names_of_members |= names_in(tensors)
+        files[CONSTANTS] = write_tensors(folder / CONSTANTS, self.network.constants(names_of_members))
         manifest = {
-            "format_version": FORMAT_VERSION,
-            "what": "posterior",
             "kind": self.kind,
             "likelihood": self.network.likelihood.config(),
             "backend": self.network.backend,
@@ -305,8 +303,17 @@ class Posterior(ABC):
             "adapted_by": self.network.adapted_by,
             "record": self.record,
         }
-        write_json(folder / "posterior.json", manifest)
+        write_document(folder / "posterior.json", "posterior", manifest)
         return folder
+
+    def read_from(self, folder: Path) -> Self:
+        """The same, having been saved there: what it reads when it is drawn from is read from there."""
+        return self
+
+
+def names_in(keys: Iterable[str]) -> set[str]:
+    """The names of the network's tensors in a file, where they stand under prefixes."""
+    return {key.split("/", 1)[-1] for key in keys}
 
 
 def _copy(generator: torch.Generator | None, state: Tensor | None) -> torch.Generator | None:

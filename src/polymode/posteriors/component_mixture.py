@@ -4,28 +4,29 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from polymode.errors import InputError, NotCollapsible
+from polymode.errors import InputError, NotCollapsible, require
 from polymode.layers import Masks
 from polymode.members import Members, Tensors
 from polymode.mixtures import Family, Mixture
 from polymode.posteriors.base import BLOCK_BYTES, DRAWS, Posterior, register_posterior
-from polymode.posteriors.network import Network, check_fingerprint
+from polymode.posteriors.network import Network, check_fingerprint, check_tensors
 from polymode.seeds import derive_generator, draw_seed
-from polymode.storage import read_tensors
+from polymode.storage import CheckedFile, fingerprint_of, read_tensors
 from polymode.surgery import Sampling, random_layers, sample_dropout_of, sampling_of, seed_buffers
 
 # Where a chain keeps its tensors: K components, what all draws share, learned probabilities of the
 # components [K], running statistics of each component [K, ...].
 COMPONENTS, SHARED, PROBABILITIES, STATISTICS = "components/", "shared/", "probabilities/", "statistics/"
 
+Value = TypeVar("Value")
 
-def _part(prefix: str, tensors: Tensors) -> Tensors:
+
+def _part(prefix: str, tensors: Mapping[str, Value]) -> dict[str, Value]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
@@ -173,9 +174,8 @@ class ComponentMixture(Posterior):
 
     @classmethod
     def from_files(
-        cls, network: Network, folder: Path, files: Sequence[str], options: Mapping[str, Any]
+        cls, network: Network, files: Sequence[CheckedFile], constants: Tensors, options: Mapping[str, Any]
     ) -> Self:
-        chains = [read_tensors(folder / name) for name in sorted(files)]
         mixture = options["mixture"]
         if mixture is not None:
             family = dict(mixture["family"])
@@ -187,7 +187,39 @@ class ComponentMixture(Posterior):
                 {name: tuple(shape) for name, shape in mixture["shapes"].items()},
                 mixture["input_axes"],
             )
-        return cls(network, mixture=mixture, chains=chains, log_weights=tuple(options["log_weights"]))
+        paths = sorted(file.path for file in files)
+        log_weights = tuple(map(float, options["log_weights"]))
+        require(
+            len(log_weights) == len(paths) and all(map(math.isfinite, log_weights)),
+            f"{len(paths)} chains need as many finite log_weights, got {list(log_weights)}",
+        )
+        for path in paths:
+            check_tensors(found := fingerprint_of(path), _expected(found, network, constants, mixture), path)
+        chains = [read_tensors(path) for path in paths]
+        return cls(network, mixture=mixture, chains=chains, log_weights=log_weights)
+
+
+def _expected(
+    found: Mapping[str, list], network: Network, constants: Tensors, mixture: Mixture | None
+) -> dict[str, list]:
+    """Types and shapes of the tensors that the file of a chain has to hold, with what is optional in it."""
+    own = network.fingerprint
+    expected: dict[str, list] = {}
+    if mixture is not None:
+        count = mixture.family.num_components
+        if any(key.startswith(PROBABILITIES) for key in found):
+            kind = "float64" if network.dtype == torch.float64 else "float32"
+            expected |= {PROBABILITIES + layer: [kind, count] for layer in mixture.layers}
+        patched = {COMPONENTS: mixture.shapes, STATISTICS: _part(STATISTICS, found)}
+        for prefix, names in patched.items():
+            for name in names:
+                kind, *shape = own[name]
+                expected[prefix + name] = [kind, count, *shape]
+        for name, shape in mixture.shapes.items():
+            require(own[name][1:] == list(shape), f"{name!r} is {own[name][1:]}, not {list(shape)}")
+    there = {key.split("/", 1)[1] for key in expected}
+    rest = own.keys() - there - (constants.keys() - _part(SHARED, found).keys())
+    return expected | {SHARED + name: own[name] for name in rest}
 
 
 def sample_dropout(posterior: Posterior, masks: Masks = "example") -> ComponentMixture:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -14,6 +13,7 @@ from polymode.members import Members, Tensors
 from polymode.posteriors.base import BLOCK_BYTES, Posterior, register_posterior
 from polymode.posteriors.network import Network
 from polymode.posteriors.particles import Block, Particles, members_to_tensors, rows_of
+from polymode.storage import CheckedFile
 
 # The average of members of one basin is about as good as they are, or better. One that explains an
 # observation worse than its members by this much (in nats) lies between basins.
@@ -119,10 +119,14 @@ class LateMembers(Particles):
         return {"late": self.late.config(), "average": self.average, "barrier": self.barrier}
 
     @classmethod
+    def trained_in(cls, network: Network, options: Mapping[str, Any]) -> Mapping[str, list]:
+        return LateWeights.from_config(options["late"]).trained(network.fingerprint)
+
+    @classmethod
     def from_files(
-        cls, network: Network, folder: Path, files: Sequence[str], options: Mapping[str, Any]
+        cls, network: Network, files: Sequence[CheckedFile], constants: Tensors, options: Mapping[str, Any]
     ) -> Self:
-        plain = super().from_files(network, folder, files, options)
+        plain = super().from_files(network, files, constants, options)
         return replace(
             plain,
             late=LateWeights.from_config(options["late"]),

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -151,6 +152,17 @@ def check_layers(saved: Mapping[str, Any], module: nn.Module, where: str) -> Non
                 "given. Pass the module it was made with; where a class has only got another name, "
                 "load_posterior(..., check_structure=False) reads it all the same."
             )
+
+
+def check_tensors(found: Mapping[str, list], expected: Mapping[str, list], where: Path) -> None:
+    """Raise when the tensors of a file are not those that a network needs, naming the first difference."""
+    for name in sorted(found.keys() | expected.keys()):
+        if name not in expected:
+            raise CheckpointError(f"{where} holds {name!r}, which the network does not have.")
+        if name not in found:
+            raise CheckpointError(f"{where} lacks {name!r}, which the network needs.")
+        if found[name] != expected[name]:
+            raise CheckpointError(f"{where}: {name!r} is {found[name]}, the network needs {expected[name]}.")
 
 
 def check_fingerprint(saved: dict, given: dict, where: str) -> None:

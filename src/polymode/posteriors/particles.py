@@ -9,17 +9,26 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from polymode.errors import InputError, NotCollapsible
+from polymode.errors import CheckpointError, InputError, NotCollapsible
 from polymode.members import Members, Tensors, concatenate
 from polymode.posteriors.base import (
     BLOCK_BYTES,
+    CONSTANTS,
     Posterior,
     register_posterior,
 )
-from polymode.posteriors.network import Network, check_fingerprint
-from polymode.storage import read_some, write_tensors
+from polymode.posteriors.network import Network, check_fingerprint, check_tensors
+from polymode.storage import (
+    CheckedFile,
+    checksum,
+    entry,
+    fingerprint_of,
+    read_document,
+    read_some,
+    write_tensors,
+)
 from polymode.surgery import as_plain_module, set_tensors
 
 # More members than this at once gain nothing from the member axis and cost memory for activations.
@@ -51,19 +60,19 @@ def members_from_tensors(tensors: Tensors) -> Members:
 class StoredMembers:
     """One group of members in a file that is written once and read when it is needed."""
 
-    path: Path
+    file: CheckedFile
     num_members: int
     group: int = 0
 
     @property
     def num_bytes(self) -> int:
-        return self.path.stat().st_size
+        return self.file.check().stat().st_size
 
     @property
     def largest_log_weight(self) -> float:
         first = self.group * self.num_members
         rows = slice(first, first + self.num_members)
-        read = read_some(self.path, lambda name: rows if name == "log_weights" else None)
+        read = read_some(self.file.check(), lambda name: rows if name == "log_weights" else None)
         return float(read["log_weights"].max())
 
     def rows(self, start: int, stop: int) -> Members:
@@ -74,7 +83,7 @@ class StoredMembers:
                 return slice(self.group, self.group + 1)
             return slice(first + start, first + stop)
 
-        return members_from_tensors(read_some(self.path, wanted))
+        return members_from_tensors(read_some(self.file.check(), wanted))
 
 
 Block = Members | StoredMembers
@@ -99,14 +108,28 @@ class MemberStore:
             self.finished.append([copy_.groups(slice(g, g + 1)) for g in range(members.num_groups)])
             return
         path = self._path(len(self.finished))
-        if not path.exists():  # a resumed run makes the same bits again: the file is written once
-            write_tensors(path, members_to_tensors(members))
-        self._add_file(members.num_groups, members.group_size)
+        digest = write_tensors(path, members_to_tensors(members))  # a resumed run makes the same bits again
+        self._add_file(CheckedFile(path, digest), members.num_groups, members.group_size)
 
-    def restore(self, number: int, num_groups: int, group_size: int) -> None:
-        """Take up the first ``number`` entries that an interrupted run has written."""
-        for _ in range(number):
-            self._add_file(num_groups, group_size)
+    @property
+    def digests(self) -> Tensor:
+        """The SHA-256 of every file, [n, 32] bytes; none where members are in memory."""
+        firsts = [blocks[0] for blocks in self.finished]
+        digests = [list(bytes.fromhex(b.file.checksum)) for b in firsts if isinstance(b, StoredMembers)]
+        return torch.tensor(digests, dtype=torch.uint8).reshape(-1, 32)
+
+    def restore(self, digests: Tensor | int, num_groups: int, group_size: int) -> None:
+        """Take up the first entries that an interrupted run has written, if they are as they were.
+
+        digests: what ``digests`` gave, or the number of entries (of a checkpoint of format 1).
+        """
+        self.finished = []
+        known = [None] * digests if isinstance(digests, int) else digests.numpy()
+        for index, digest in enumerate(known):
+            path = self._path(index)
+            file = CheckedFile(path, checksum(path) if digest is None else digest.tobytes().hex())
+            file.check()
+            self._add_file(file, num_groups, group_size)
 
     def of_group(self, group: int) -> "MemberStore":
         """The finished members of one group."""
@@ -118,9 +141,8 @@ class MemberStore:
     def blocks(self) -> list[Block]:
         return [block for entry in self.finished for block in entry]
 
-    def _add_file(self, num_groups: int, group_size: int) -> None:
-        path = self._path(len(self.finished))
-        self.finished.append([StoredMembers(path, group_size, g) for g in range(num_groups)])
+    def _add_file(self, file: CheckedFile, num_groups: int, group_size: int) -> None:
+        self.finished.append([StoredMembers(file, group_size, g) for g in range(num_groups)])
 
     def _path(self, index: int) -> Path:
         assert self.folder is not None
@@ -223,18 +245,54 @@ class Particles(Posterior):
         for index, members in enumerate(self.draw()):
             yield f"members-{index:05d}.safetensors", members_to_tensors(members)
 
+    def read_from(self, folder: Path) -> Self:
+        if not any(isinstance(block, StoredMembers) for block in self.blocks):
+            return self
+        path = folder / "posterior.json"
+        digests = entry(read_document(path, "posterior"), "files", dict, path)
+        files = [CheckedFile(folder / name, d) for name, d in digests.items() if name != CONSTANTS]
+        return replace(self, blocks=_stored(files))
+
     @classmethod
     def from_files(
-        cls, network: Network, folder: Path, files: Sequence[str], options: Mapping[str, Any]
+        cls, network: Network, files: Sequence[CheckedFile], constants: Tensors, options: Mapping[str, Any]
     ) -> Self:
-        counts = [
-            len(read_some(folder / name, lambda n: slice(None) if n == "labels" else None)["labels"])
-            for name in sorted(files)
-        ]
-        blocks = [
-            StoredMembers(folder / name, count) for name, count in zip(sorted(files), counts, strict=True)
-        ]
-        return cls(network, blocks=blocks)
+        for file in files:
+            cls.check_members(file.path, network, constants, options)
+        return cls(network, blocks=_stored(files))
+
+    @classmethod
+    def check_members(
+        cls, path: Path, network: Network, constants: Tensors, options: Mapping[str, Any]
+    ) -> None:
+        """Raise unless the members of a file, with what they have in common, are whole networks."""
+        found = fingerprint_of(path)
+        count = found.get("labels", [None, 0])[1]
+        if count < 1:
+            raise CheckpointError(f"{path} holds no members.")
+        kind = "float64" if found.get("log_weights", [""])[0] == "float64" else "float32"
+        expected = {"labels": ["int64", count, 3], "log_weights": [kind, count]}
+        for name, (kind, *shape) in cls.trained_in(network, options).items():
+            stored = [n for n in (f"stacked/{name}", f"shared/{name}") if n in found]
+            if name not in constants or stored:
+                leading = 1 if stored == [f"shared/{name}"] else count
+                expected[stored[0] if len(stored) == 1 else f"stacked/{name}"] = [kind, leading, *shape]
+        check_tensors(found, expected, path)
+
+    @classmethod
+    def trained_in(cls, network: Network, options: Mapping[str, Any]) -> Mapping[str, list]:
+        """Types and shapes of what members and constants hold together: the network's tensors."""
+        return network.fingerprint
+
+
+def _stored(files: Sequence[CheckedFile]) -> list[Block]:
+    """The members of files, in the order of their names."""
+
+    def count(file: CheckedFile) -> int:
+        labels = read_some(file.check(), lambda name: slice(None) if name == "labels" else None)
+        return len(labels["labels"])
+
+    return [StoredMembers(file, count(file)) for file in sorted(files, key=lambda file: file.path)]
 
 
 def _side_by_side(parts: Sequence[Members]) -> Members:

@@ -1,18 +1,21 @@
 """Checkpoints: the whole state of a run, replaced atomically, the predecessor kept."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from polymode.errors import CheckpointError
 from polymode.posteriors.network import check_fingerprint
 from polymode.storage import (
-    FORMAT_VERSION,
+    entry,
+    inside,
     pack,
-    read_json,
+    read_document,
     read_tensors,
     unpack,
-    write_json,
+    well_formed,
+    write_document,
     write_tensors,
 )
 
@@ -43,22 +46,16 @@ class Checkpoints:
         newest, previous = (self.folder / name for name in NAMES)
         if newest.exists():
             newest.replace(previous)
-        write_json(
+        write_document(
             newest,
-            {
-                "format_version": FORMAT_VERSION,
-                "what": "checkpoint",
-                "signature": self.signature,
-                "tensors": file,
-                "checksum": digest,
-                "content": packed,
-            },
+            "checkpoint",
+            {"signature": self.signature, "tensors": file, "checksum": digest, "content": packed},
         )
         self._remove_unnamed()
 
     def _remove_unnamed(self) -> None:
         named = {
-            read_json(self.folder / name, "checkpoint")["tensors"]
+            read_document(self.folder / name, "checkpoint")["tensors"]
             for name in NAMES
             if (self.folder / name).exists()
         }
@@ -66,29 +63,40 @@ class Checkpoints:
             if path.name not in named:
                 path.unlink()
 
-    def load(self) -> dict[str, Any]:
-        """Read the newest checkpoint that is whole; a damaged one is reported and passed over."""
-        problems = []
+    def load(self, restore: Callable[[dict[str, Any]], None]) -> None:
+        """Restore the newest checkpoint that is whole; a damaged one is reported and passed over.
+
+        restore: takes up the content, as often as it is called, and raises where it does not suffice.
+        """
+        problems: list[str] = []
         for name in NAMES:
             path = self.folder / name
             if not path.exists():
                 continue
             try:
-                manifest = read_json(path, "checkpoint")
-                where = f"The checkpoint in {self.folder}"
-                check_signature(manifest["signature"], self.signature, where)
-                tensors = read_tensors(self.folder / manifest["tensors"], manifest["checksum"])
+                restore(self._read(path))
+            except SignatureError:
+                raise
             except CheckpointError as error:
-                if isinstance(error, SignatureError):
-                    raise
                 problems.append(str(error))
                 continue
             for problem in problems:
-                warnings.warn(f"{problem} Resuming from its predecessor.", stacklevel=3)
+                warnings.warn(f"{problem} Resuming from its predecessor.", stacklevel=4)
             if problems:  # the next checkpoint must not push the good one out for the damaged one
                 (self.folder / NAMES[0]).unlink()
-            return unpack(manifest["content"], tensors)
-        raise CheckpointError(f"No checkpoint in {self.folder} can be read. " + " ".join(problems))
+            return
+        raise CheckpointError(
+            f"No checkpoint in {self.folder} can be used, so the run cannot go on: {' '.join(problems)} "
+            f"Put the files back as they were, or remove {self.folder.parent} and begin again."
+        )
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        manifest = read_document(path, "checkpoint")
+        check_signature(entry(manifest, "signature", dict, path), self.signature, f"The checkpoint {path}")
+        file = inside(self.folder, entry(manifest, "tensors", str, path))
+        tensors = read_tensors(file, entry(manifest, "checksum", str, path))
+        with well_formed(path):
+            return unpack(entry(manifest, "content", dict, path), tensors)
 
 
 class SignatureError(CheckpointError):

@@ -1,7 +1,7 @@
 """The folder of a run: manifest, event log, checkpoints, finished posteriors. All JSON and safetensors.
 
 ``manifest.json`` is written when the run begins and again when it ends (``status``: running, finished);
-``events.jsonl`` only grows; ``checkpoint/`` is removed when all of it is in the posteriors.
+``events.jsonl`` only grows; ``checkpoint/`` and ``members/`` are removed when all of it is in the posteriors.
 """
 
 import os
@@ -19,11 +19,12 @@ from polymode._version import __version__
 from polymode.errors import CheckpointError
 from polymode.posteriors import Posterior
 from polymode.posteriors.base import MANIFEST
-from polymode.storage import FORMAT_VERSION, read_json, write_json, writing
+from polymode.storage import entry, inside, read_document, write_document, writing
 from polymode.training.checkpoint import Checkpoints, check_signature
 from polymode.training.epoch import Epoch
 from polymode.training.events import EventLog
 
+MEMBERS = "members"  # folder of the members that are finished before the run is
 PARTS = "processes"  # folder of the parts of a run that is divided among processes
 
 
@@ -63,9 +64,13 @@ class RunFolder:
         """Whether the run has come to its end; a folder of another run is an error."""
         if not (self.path / MANIFEST).exists():
             return False
-        manifest = read_json(self.path / MANIFEST, "run")
-        check_signature(manifest["signature"], self.signature, f"The run in {self.path}")
-        return manifest["status"] == "finished"
+        path = self.path / MANIFEST
+        manifest = read_document(path, "run")
+        check_signature(entry(manifest, "signature", dict, path), self.signature, f"The run in {self.path}")
+        if entry(manifest, "status", str, path) != "finished":
+            return False
+        self._remove_unfinished()  # where the ending was cut
+        return True
 
     def check_processes(self, processes: int) -> None:
         """Raise where the run was begun with another number of processes: its work would be lost."""
@@ -79,8 +84,9 @@ class RunFolder:
 
     def posteriors(self) -> Iterator[Path]:
         """The folders of the finished posteriors, one a data set."""
-        for name in read_json(self.path / MANIFEST, "run")["posteriors"]:
-            yield self.path / name
+        path = self.path / MANIFEST
+        for name in entry(read_document(path, "run"), "posteriors", list, path):
+            yield inside(self.path, name)
 
     def began(self, record: dict[str, Any], event: str, **content: Any) -> None:
         """Write down that the run begins or goes on, with what is known of it so far."""
@@ -107,7 +113,8 @@ class RunFolder:
             validation={name: scores.tolist() for name, scores in epoch.validation.items()},
         )
 
-    def finish(self, posteriors: Sequence[Posterior]) -> None:
+    def finish(self, posteriors: Sequence[Posterior]) -> list[Posterior]:
+        """Write the posteriors and return them, no longer resting on files of the training."""
         names = [f"posterior-{index}" for index in range(len(posteriors))]
         for name, posterior in zip(names, posteriors, strict=True):
             shutil.rmtree(self.path / name, ignore_errors=True)  # of an ending that was cut
@@ -118,12 +125,17 @@ class RunFolder:
         ]
         self._write_manifest(status="finished", posteriors=names, spent=spent)
         self.events.write("end", spent=spent)
-        shutil.rmtree(self.path / "checkpoint", ignore_errors=True)  # all of it is in the posteriors now
+        saved = [p.read_from(self.path / name) for name, p in zip(names, posteriors, strict=True)]
+        self._remove_unfinished()
+        return saved
+
+    def _remove_unfinished(self) -> None:
+        """Remove what a run needs to go on: all of it is in the posteriors now."""
+        for name in ("checkpoint", MEMBERS):
+            shutil.rmtree(self.path / name, ignore_errors=True)
 
     def _write_manifest(self, **content: Any) -> None:
         manifest = {
-            "format_version": FORMAT_VERSION,
-            "what": "run",
             "options": self.options,
             "method": self.signature["method"],
             "seeds": self.signature["seeds"],
@@ -132,7 +144,7 @@ class RunFolder:
             "hardware": hardware(),
             "signature": self.signature,
         }
-        write_json(self.path / MANIFEST, manifest | content)
+        write_document(self.path / MANIFEST, "run", manifest | content)
 
 
 def versions() -> dict[str, str]:

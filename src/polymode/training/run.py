@@ -4,7 +4,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from polymode.errors import InputError, NonFiniteLoss
 from polymode.posteriors import Posterior, load_posterior, merge
 from polymode.schedules import Progress
 from polymode.seeds import derive_seed, global_seed
+from polymode.storage import well_formed
 from polymode.training.arithmetic import with_threads, without_denormals
 from polymode.training.backends import AnyBackend, choose_execution
 from polymode.training.epoch import Epoch
@@ -101,7 +102,8 @@ class Run:
             folder.check_processes(1)
         resumed = folder is not None and folder.checkpoints.exist
         if folder is not None and resumed:
-            self._restore(folder.checkpoints.load(), threads)
+            folder.checkpoints.load(self._restore)
+            self._go_on_with(threads)
         else:
             self._choose_execution(backend, threads)
         with with_threads(self.record["threads"]):
@@ -128,7 +130,7 @@ class Run:
                 posteriors = self.posteriors()
                 if folder is not None:
                     folder.save(self.position.number, self._content())
-                    folder.finish(posteriors)
+                    posteriors = folder.finish(posteriors)
         except BaseException:
             reporter.close()
             raise
@@ -363,29 +365,67 @@ class Run:
             "losses": torch.stack(self.losses) if self.losses else None,
             "rate": self.rate,
             "record": self.record,
-            "history": self.history,
+            "history": _columns(self.history),
             "seconds": self.seconds,
             "threads": self.record["threads"],
         }
 
-    def _restore(self, content: dict[str, Any], threads: int | None) -> None:
+    def _restore(self, content: dict[str, Any]) -> None:
+        """Take up the content of a checkpoint; one that does not suffice may be half restored."""
+        with well_formed("The checkpoint"):
+            self._take_up(content)
+
+    def _take_up(self, content: dict[str, Any]) -> None:
         self.position = Position(**content["position"])
+        self.state.optimizers = {}
         if self.position.entered:
             self._build_optimizers(self.phases[self.position.phase])
         self.state.restore(content["state"])
         losses, self.rate = content["losses"], content["rate"]
         self.losses = [] if losses is None else list(losses.to(self.job.device))
-        self.record, self.history = content["record"], content["history"]
+        history = content["history"]
+        self.record, self.history = (
+            content["record"],
+            _rows(history) if isinstance(history, dict) else history,
+        )
         self.seconds = content["seconds"]
         self.problem.execution.backend = self.record["backend"]
         self.problem.execution.prediction_backend = self.record["prediction_backend"]
-        self.record["threads"] = threads or content["threads"]
-        if self.record["threads"] != content["threads"]:
+        self.record["threads"] = content["threads"]
+
+    def _go_on_with(self, threads: int | None) -> None:
+        """Take the number of threads that is wanted, where it is another than the run began with."""
+        if threads is not None and threads != self.record["threads"]:
             warnings.warn(
-                f"The run began with threads={content['threads']} and goes on with threads={threads}: its "
-                "last bits may differ from those of an undisturbed run.",
-                stacklevel=4,
+                f"The run began with threads={self.record['threads']} and goes on with threads={threads}: "
+                "its last bits may differ from those of an undisturbed run.",
+                stacklevel=5,
             )
+            self.record["threads"] = threads
+
+
+def _columns(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The history as a tensor for every column: a checkpoint holds all epochs so far, thousands of them."""
+    if not history:
+        return {}
+    phases = list(dict.fromkeys(row["phase"] for row in history))
+    columns = {"phase": torch.tensor([phases.index(row["phase"]) for row in history]), "phases": phases}
+    numbers = [name for name in history[0] if name != "phase"]
+    return columns | {
+        name: torch.tensor([row[name] for row in history], dtype=torch.float64) for name in numbers
+    }
+
+
+def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The history of the columns that ``_columns`` made."""
+    if not columns:
+        return []
+    numbers = {name: tensor.tolist() for name, tensor in columns.items() if name not in ("phase", "phases")}
+    numbers["epoch"] = list(map(int, numbers["epoch"]))
+    return [
+        {"phase": columns["phases"][phase]} | {name: values[index] for name, values in numbers.items()}
+        for index, phase in enumerate(columns["phase"].tolist())
+    ]
 
 
 def peak_memory(device: torch.device) -> int:

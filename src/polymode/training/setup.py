@@ -25,6 +25,7 @@ from polymode.surgery import (
     trainable_names,
 )
 from polymode.training.batches import Batch, Batches
+from polymode.training.folder import MEMBERS
 from polymode.training.method import Method, Phase, Problem, describe
 from polymode.training.objective import Execution, Precision
 from polymode.training.start import Probe, Start, always_eval, make_template, own_names, probe
@@ -155,7 +156,7 @@ def set_up(job: Job, folder: Path | None) -> SetUp:
         state = job.method.init(replace(problem, chain=group.chain, group=index), generator)
         states.append(state.begin(generator, group.data_set, group.chain))
     state = State.side_by_side(states)
-    state.finished = MemberStore(None if folder is None else folder / "members")
+    state.finished = MemberStore(None if folder is None else folder / MEMBERS)
     return SetUp(problem, names, batches, phases, state, seen.outputs)
 
 

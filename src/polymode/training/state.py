@@ -113,7 +113,7 @@ class State:
             "generators": self.generators,
             "noise": self.noise,
             "gradient_examples": self.gradient_examples,
-            "num_finished": len(self.finished.finished),
+            "finished": self.finished.digests,
             "optimizers": {name: o.state_dict() for name, o in self.optimizers.items()},
             "best": None if self.best is None else vars(self.best),
         }
@@ -121,14 +121,17 @@ class State:
     def restore(self, saved: dict[str, Any]) -> None:
         """Take up a snapshot, in place; the optimisers of its phase must be built already."""
         members = self.members
+        # Of format 1 a number is known only.
+        finished = saved["finished"] if "finished" in saved else saved["num_finished"]
+        self.finished.restore(finished, members.num_groups, members.group_size)
         for kind, target in self.tensors.items():
             copy_into(target, saved[kind])
         self.generators[:] = saved["generators"]
         self.noise.copy_(saved["noise"])
         self.gradient_examples.copy_(saved["gradient_examples"])
-        self.finished.restore(saved["num_finished"], members.num_groups, members.group_size)
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(saved["optimizers"][name])
+        self.best = None
         if saved["best"] is not None:
             self.best = Best(**saved["best"] | {"tensors": clones(self.tensors)})
             for kind, target in self.best.tensors.items():

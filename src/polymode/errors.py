@@ -65,6 +65,20 @@ class CheckpointError(PolymodeError):
     """A saved run or posterior that is damaged, foreign or belongs to another network."""
 
 
+class UntrustedImport(PolymodeError):
+    """Code that a file of a run names, and that nobody at the keyboard has.
+
+    spec: its name. option: the option of a command that names it again, "" where there is none.
+    """
+
+    def __init__(self, spec: str, source: str, option: str) -> None:
+        self.spec, self.option = spec, option
+        super().__init__(
+            f"{source} wants {shortened(spec)!r} imported, which may run any code. Nothing that a run folder "
+            "names is imported unless you name it too, or trust the folder."
+        )
+
+
 class NonFiniteLoss(PolymodeError, ArithmeticError):
     """A member's loss became infinite or NaN.
 

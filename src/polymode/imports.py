@@ -4,11 +4,55 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
-from polymode.errors import InputError, unknown_name
+from polymode.errors import InputError, UntrustedImport, unknown_name
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """A name that a file wants imported. given_as: what the user has named it as, and may have it."""
+
+    source: str
+    option: str
+    given_as: frozenset[str]
+
+
+_REFUSED: ContextVar[Mapping[str, _Refusal]] = ContextVar("refused", default=MappingProxyType({}))
+
+
+def refuse_imports(
+    content: Any, source: object, options: Mapping[str, str], given: Mapping[str, Collection[str]]
+) -> None:
+    """From here on, and in this context, import nothing that a file of a run names.
+
+    content: of the file, with names at any place. options: the option of the command that stands for some
+    of the names. given: names that the user has given, by what they are, such as "The model".
+    """
+    refused = {
+        spec: _Refusal(
+            str(source), options.get(spec, ""), frozenset(w for w, names in given.items() if spec in names)
+        )
+        for spec in _texts(content)
+        if ":" in spec
+    }
+    _REFUSED.set({**_REFUSED.get(), **refused})
+
+
+def _texts(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping):
+        for value in content.values():
+            yield from _texts(value)
+    elif isinstance(content, list | tuple):
+        for value in content:
+            yield from _texts(value)
 
 
 def is_import(spec: str) -> bool:
@@ -18,12 +62,18 @@ def is_import(spec: str) -> bool:
 
 
 def import_object(spec: str, what: str) -> Any:
-    """Import ``package.module:name``, from the current folder too, as ``python -m`` does."""
+    """Import ``package.module:name``, from the current folder too, as ``python -m`` does.
+
+    what: what it is, such as "The model". Everything that is imported by name is imported here.
+    """
+    refusal = _REFUSED.get().get(spec)
+    if refusal is not None and what not in refusal.given_as:
+        raise UntrustedImport(spec, refusal.source, refusal.option)
     module_name, _, name = spec.partition(":")
     folder = os.getcwd()
-    if folder not in sys.path:
+    if module_name not in sys.modules and folder not in sys.path:
         sys.path.insert(0, folder)
-    importlib.invalidate_caches()
+        importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from polymode.errors import CheckpointError, shortened
+from polymode.errors import CheckpointError, PolymodeError, shortened
 
 FORMAT_VERSION = 2  # documents of format 1 have no checksum of their own
 DIGEST = "sha256"  # where a document keeps the checksum of everything else in it
@@ -102,6 +102,8 @@ def well_formed(where: Path | str) -> Iterator[None]:
     """Turn whatever goes wrong with a content that is not as it was written into a ``CheckpointError``."""
     try:
         yield
+    except PolymodeError:
+        raise
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = shortened(f"{type(error).__name__}: {error}")
         raise CheckpointError(f"{where} is not as polymode writes it ({reason}).") from error

@@ -1,5 +1,6 @@
 """The command line: ``polymode COMMAND [options]``, one file a command."""
 
+import contextvars
 import importlib
 import json
 import shlex
@@ -9,7 +10,15 @@ import traceback
 import warnings
 from collections.abc import Sequence
 
-from polymode.errors import InputError, PolymodeError, UnknownName, unknown_name
+from polymode.errors import (
+    LONGEST_MESSAGE,
+    InputError,
+    PolymodeError,
+    UnknownName,
+    UntrustedImport,
+    shortened,
+    unknown_name,
+)
 
 COMMANDS = {
     "compare": "which method is worth its price on this data",
@@ -40,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     debug = "--debug" in arguments
     try:
-        return _run(arguments)
+        return contextvars.copy_context().run(_run, arguments)  # what it may not import ends with it
     except KeyboardInterrupt:
         print(f"\nInterrupted.{_how_to_go_on(arguments)}", file=sys.stderr)
         return 130
@@ -50,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        print(f"polymode {arguments[0]}: {_one_line(error, debug=debug)}", file=sys.stderr)
+        advice = _how_to_trust(error, arguments) if isinstance(error, UntrustedImport) else ""
+        print(f"polymode {arguments[0]}: {_one_line(error, debug=debug)}{advice}", file=sys.stderr)
         return 2 if _is_usage(error) else 1
 
 
@@ -74,14 +84,20 @@ def _how_to_go_on(arguments: list[str]) -> str:
     return " What was trained is kept; the same command goes on with it:\n  polymode " + shlex.join(arguments)
 
 
+def _how_to_trust(error: UntrustedImport, arguments: list[str]) -> str:
+    typed = f"polymode {shlex.join(arguments)}"
+    again = f"{typed} {shlex.join([error.option, error.spec])} or, " if error.option else ""
+    return f" Type: {again}{'for all that it names, ' if again else ''}{typed} --trust"
+
+
 def _is_usage(error: Exception) -> bool:
     from polymode.cli.options import UsageError
 
-    return isinstance(error, UsageError | UnknownName)
+    return isinstance(error, UsageError | UnknownName | UntrustedImport)
 
 
 def _one_line(error: Exception, *, debug: bool) -> str:
-    text = " ".join(str(error).split())
+    text = _text_of(error)
     if isinstance(error, PolymodeError):
         return text
     hint = "" if debug else " --debug shows where."
@@ -90,8 +106,12 @@ def _one_line(error: Exception, *, debug: bool) -> str:
 
 
 def _write_warning(message: Warning | str, *rest: object, **more: object) -> None:
-    print(json.dumps({"message": " ".join(str(message).split())}), file=sys.stderr)
+    print(json.dumps({"message": _text_of(message)}), file=sys.stderr)
 
 
 def _show_warning(message: Warning | str, *rest: object, **more: object) -> None:
-    print(f"polymode: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"polymode: {_text_of(message)}", file=sys.stderr)
+
+
+def _text_of(message: object) -> str:
+    return shortened(" ".join(str(message).split()), LONGEST_MESSAGE)

@@ -41,6 +41,12 @@ class EvaluateOptions(JudgingOptions):
         "in the data folder if there, or else they are made)",
     )
     baseline: str = option("", "folder of another run: adds mCE and relative mCE against it")
+    model: str = option(
+        "", "the network of the run, where it is your own code: package.module:callable", metavar="MODEL"
+    )
+    trust: bool = option(
+        False, "import whatever code the run's folder names: only for folders you trust", place="screen"
+    )
     out: str = option("", "also write all scores to this .json file")
 
 
@@ -50,7 +56,8 @@ def run(options: EvaluateOptions) -> None:
         raise UsageError("Name the folder of a run: polymode evaluate RUN.")
     if options.out and Path(options.out).suffix != ".json":
         raise UsageError(f"--out {options.out!r} must end in .json.")
-    stored = StoredRun.open(options.run)
+    given = [options.data, options.ood]
+    stored = StoredRun.open(options.run, options.model, given, trust=options.trust)
     if options.corruptions:
         _run_on_corruptions(options, stored)
         return
@@ -62,7 +69,7 @@ def run(options: EvaluateOptions) -> None:
     if options.ood:
         ood = stored.with_ood(stored.own_task, options.ood).ood
     elif not options.data:
-        ood = stored.own_task.ood
+        ood = stored.own_ood
     reference = Reference.load(options.reference) if options.reference else None
     found, num_examples = [], 0
     for index in range(stored.num_posteriors):
@@ -74,7 +81,7 @@ def run(options: EvaluateOptions) -> None:
         found.append(judged.scores)
     reporter.close()
     if options.out:
-        write_text(Path(options.out), json.dumps(found, indent=2) + "\n")
+        write_text(Path(options.out).resolve(), json.dumps(found, indent=2) + "\n")
     if options.json:
         floor = {} if reference is None else {"noise_floor": reference.noise_floor}
         print_json({"run": options.run, "posteriors": found} | floor)
@@ -95,13 +102,15 @@ def _run_on_corruptions(options: EvaluateOptions, stored: StoredRun) -> None:
     images = CorruptedImages.wanted(
         options.corruptions, options.severities, options.corruption_images, options.corruption_folder
     )
-    baseline = StoredRun.open(options.baseline) if options.baseline else None
+    baseline = None
+    if options.baseline:
+        baseline = StoredRun.open(options.baseline, given=[options.data], trust=options.trust)
     reporter = reporter_of(options)
     judged = judge_run(stored, options.data, images, baseline, options.draws, options.calibration, reporter)
     reporter.close()
     documents = judged.documents()
     if options.out:
-        write_text(Path(options.out), json.dumps(finite(documents), indent=2) + "\n")
+        write_text(Path(options.out).resolve(), json.dumps(finite(documents), indent=2) + "\n")
     if options.json:
         print_json({"run": options.run, "images": judged.source, "posteriors": documents})
         return

@@ -61,6 +61,9 @@ class JobOptions(JudgingOptions):
         "full", "of weights and arithmetic; double is 64 bits", choices=("full", "bfloat16", "double")
     )
     processes: int = option(1, "divide the chains of a method among so many processes", place="screen")
+    trust: bool = option(
+        False, "import what the manifest that --config names wants imported: that runs code", place="screen"
+    )
     tensorboard: bool = option(False, "also write TensorBoard files into the run's folder", place="screen")
 
     def __post_init__(self) -> None:

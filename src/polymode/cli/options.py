@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from polymode.errors import InputError, unknown_name
+from polymode.imports import refuse_imports
 from polymode.metrics import Bins
 from polymode.storage import FORMAT_VERSION
 
@@ -108,8 +109,13 @@ def parse(kind: type[AnyOptions], command: str, about: str, arguments: Sequence[
         name: _checked(kind, name, value) if name in _types(kind) and name != "set" else value
         for name, value in vars(known).items()
     }
-    config = _read_config(Path(given.pop("config")), kind, command) if "config" in given else {}
     changes = _settings(given.pop("set", []))
+    config = {}
+    if "config" in given:
+        path = Path(given.pop("config"))
+        config, is_manifest = _read_config(path, kind, command)
+        if is_manifest and not given.get("trust"):
+            _refuse_imports(config, path, given, changes)
     values = config | given
     if changes:
         values["set"] = _merged(config.get("set", {}), changes)
@@ -179,7 +185,21 @@ def _checked(kind: type, name: str, value: Any) -> Any:
 # --- config files -------------------------------------------------------------------------------
 
 
-def _read_config(path: Path, kind: type, command: str) -> dict[str, Any]:
+def _refuse_imports(
+    config: Mapping[str, Any], path: Path, given: Mapping[str, Any], changes: Mapping[str, Any]
+) -> None:
+    """Keep what a manifest names from being imported, but for what was typed."""
+    options = {config[name]: f"--{name}" for name in ("data", "model", "ood") if name in config}
+    typed = {
+        "The data": [given.get("data"), given.get("ood")],
+        "The model": [given.get("model")],
+        "The optimiser": [leaf for _, leaf in _leaves(changes)],
+    }
+    refuse_imports(config, path, options, typed)
+
+
+def _read_config(path: Path, kind: type, command: str) -> tuple[dict[str, Any], bool]:
+    """The options in a file, and whether it is part of a run's folder, which others may have written."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -188,27 +208,32 @@ def _read_config(path: Path, kind: type, command: str) -> dict[str, Any]:
         raise UsageError(f"The config {path} is not a text file.") from None
     try:
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:  # the last: nested without end
         reason = " ".join(str(error).split())
         raise UsageError(
             f"The config {path} is not valid {path.suffix.lstrip('.') or 'YAML'}: {reason}."
         ) from None
-    if isinstance(content, dict) and "format_version" in content:
+    is_manifest = isinstance(content, dict) and "format_version" in content
+    if is_manifest:
         if not isinstance(content["format_version"], int) or content["format_version"] > FORMAT_VERSION:
             raise UsageError(f"{path} was written by a newer polymode: update polymode to use it.")
         content = content.get("options", {})  # the manifest of a run
     if content is None:
-        return {}
+        return {}, is_manifest
     if not isinstance(content, dict):
         raise UsageError(f"The config {path} must hold names and values, got {type(content).__name__}.")
-    names = [f.name for f in dataclasses.fields(kind)]
+    names = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if not (is_manifest and f.metadata["place"] == "screen")  # no manifest has them: none says --trust
+    ]
     values = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in names:
             raise unknown_name(f"option in {path} for polymode {command}", str(key), names)
         values[name] = _checked(kind, name, value)
-    return values
+    return values, is_manifest
 
 
 def _settings(entries: Sequence[str]) -> dict[str, Any]:
@@ -229,7 +254,7 @@ def read_value(text: str) -> Any:
     """A value as YAML reads it; numbers such as 1e-3, which YAML takes for words, are numbers."""
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         return text
     if isinstance(value, str):
         try:

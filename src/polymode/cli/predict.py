@@ -5,6 +5,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from polymode.cli.output import console, print_json, say
 from polymode.cli.runs import StoredRun, seeded
 from polymode.data import Preprocessing
 from polymode.data.tables import ROW
+from polymode.errors import CheckpointError
 from polymode.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from polymode.storage import write_bytes, write_text
 
@@ -39,6 +41,12 @@ class PredictOptions(ScreenOptions):
     keep: str = option("", "columns of the new table to pass on, in front, with commas: id,name")
     quantiles: str = option("0.05,0.95", "levels of the quantiles of a regression, with commas")
     posterior: int = option(0, "which posterior of a run over several splits or seeds, counted from 0")
+    model: str = option(
+        "", "the network of the run, where it is your own code: package.module:callable", metavar="MODEL"
+    )
+    trust: bool = option(
+        False, "import whatever code the run's folder names: only for folders you trust", place="screen"
+    )
     draws: int = option(100, "networks drawn of a posterior that has no end of them")
     seed: int = option(0, "seed of these draws")
 
@@ -50,7 +58,7 @@ def run(options: PredictOptions) -> None:
     kind = Path(options.out).suffix
     if options.out and kind not in (".csv", ".npz"):
         raise UsageError(f"--out {options.out!r} must end in .csv or .npz.")
-    stored = StoredRun.open(options.run)
+    stored = StoredRun.open(options.run, options.model, [options.data], trust=options.trust)
     posterior = stored.posterior(options.posterior)
     inputs, about = stored.inputs(options.data, options.posterior, _names(options.keep))
     is_regression = "gaussian" in posterior.network.likelihood.kind
@@ -69,9 +77,9 @@ def run(options: PredictOptions) -> None:
     if kind == ".npz":
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **columns)  # type: ignore[arg-type]  # names are arrays
-        write_bytes(Path(options.out), buffer.getvalue())
+        write_bytes(Path(options.out).resolve(), buffer.getvalue())
     elif options.out:
-        write_text(Path(options.out), _csv(columns))
+        write_text(Path(options.out).resolve(), _csv(columns))
     elif not options.json:
         print(_csv(columns), end="")
         return
@@ -128,6 +136,11 @@ def columns_of(predictive: Predictive, preprocessing: Preprocessing) -> dict[str
         mean = mean.reshape(-1, mean.shape[-1])
         uncertainty = {name: values.flatten() for name, values in uncertainty.items()}
     classes: Sequence[str] = preprocessing.classes or [str(i) for i in range(mean.shape[-1])]
+    if len(classes) != mean.shape[-1]:
+        raise CheckpointError(
+            f"The run names {len(classes)} classes, and its network tells {mean.shape[-1]} apart: its folder "
+            "is damaged."
+        )
     labels = np.array(classes)[mean.argmax(-1)]
     columns = tokens | {"label": labels, "confidence": mean.max(-1)} | uncertainty
     return columns | {f"p_{name}": mean[:, index] for index, name in enumerate(classes)}
@@ -148,7 +161,18 @@ def _flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _csv(columns: dict[str, np.ndarray]) -> str:
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow([_harmless(name) for name in columns])
     for row in zip(*(values.tolist() for values in columns.values()), strict=True):
-        writer.writerow([f"{value:.8g}" if isinstance(value, float) else value for value in row])
+        writer.writerow([f"{value:.8g}" if isinstance(value, float) else _harmless(value) for value in row])
     return stream.getvalue()
+
+
+def _harmless(value: Any) -> Any:
+    """Text that a spreadsheet would run as a formula, with an apostrophe before it; not so numbers."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value

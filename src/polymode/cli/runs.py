@@ -12,17 +12,17 @@ from torch import Tensor
 
 from polymode.cli.options import UsageError
 from polymode.comparison import TASK
-from polymode.data import Preprocessing, Split, Task, as_tree, characters
+from polymode.data import Data, Preprocessing, Split, Task, as_tree, characters
 from polymode.data.folders import read_images
 from polymode.data.loading import load_inputs_for_ood, load_labelled, load_task
 from polymode.data.tables import SUFFIXES, read_rows
-from polymode.errors import CheckpointError, require
+from polymode.errors import CheckpointError, InputError, require
 from polymode.evaluation import arrays_of
-from polymode.imports import import_object, is_import
+from polymode.imports import import_object, is_import, refuse_imports
 from polymode.models import make_model
 from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.base import MANIFEST
-from polymode.storage import read_document
+from polymode.storage import entry, inside, read_document, well_formed
 from polymode.training.setup import fingerprint
 from polymode.trees import Tree
 
@@ -36,7 +36,13 @@ class StoredRun:
     task: dict[str, Any]
 
     @classmethod
-    def open(cls, folder: str) -> "StoredRun":
+    def open(
+        cls, folder: str, model: str = "", given: Sequence[str] = (), *, trust: bool = False
+    ) -> "StoredRun":
+        """Read what a folder says; from here on nothing that it names is imported unless it may be.
+
+        model, given: the network and data that the user has named. trust: import whatever it names.
+        """
         path = Path(folder)
         if not path.is_dir():
             raise CheckpointError(f"{folder} is not a folder: name the folder of a run.")
@@ -53,12 +59,55 @@ class StoredRun:
                 f"{folder} has no {TASK}: it was made by fit() in Python, where load_posterior reads it, or "
                 "the file was removed."
             )
-        return cls(path, manifest, read_document(path / TASK, "task"))
+        task = read_document(
+            path / TASK, "task", "Repeat the command that trained the run: it writes it again."
+        )
+        stored = cls(path, manifest, task)
+        stored._check()
+        if model and model != stored.network["name"]:
+            raise UsageError(
+                f"--model {model}: {folder} was trained with {stored.network['name']}, and its weights are "
+                "those of that network."
+            )
+        if not trust:
+            typed = {"The model": [model] if model else [], "The data": given}
+            options = {stored.spec("data"): "--data", stored.spec("ood"): "--ood"}
+            refuse_imports(manifest["options"], path / MANIFEST, options, typed)
+            refuse_imports(task, path / TASK, {stored.network["name"]: "--model"}, typed)
+        stored.model  # noqa: B018  # one that may not be imported is told before any work
+        return stored
+
+    def _check(self) -> None:
+        """Raise unless all is there that the commands look for, and of its type."""
+        path, task_path = self.folder / MANIFEST, self.folder / TASK
+        entry(self.manifest, "options", dict, path)
+        names = entry(self.manifest, "posteriors", list, path)
+        network, ready = (
+            entry(self.task, "network", dict, task_path),
+            entry(self.task, "posteriors", list, task_path),
+        )
+        if not network:
+            raise CheckpointError(
+                f"{task_path} names no network: the run was made by compare() in Python, where "
+                "load_posterior reads it."
+            )
+        entry(network, "name", str, task_path)
+        entry(network, "options", dict, task_path)
+        entry(network, "num_outputs", int, task_path)
+        if network.get("example_shape") is not None:
+            entry(network, "example_shape", list, task_path)
+        if len(names) != len(ready):
+            raise CheckpointError(f"{path} names {len(names)} posteriors, {task_path} prepares {len(ready)}.")
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """What builds the network again."""
+        return self.task["network"]
 
     @cached_property
     def model(self) -> Any:
-        config = self.task["network"]
-        shape = None if config["example_shape"] is None else tuple(config["example_shape"])
+        config = self.network
+        shape = None if config.get("example_shape") is None else tuple(config["example_shape"])
         return make_model(config["name"], shape, config["num_outputs"], config["options"])
 
     @property
@@ -71,18 +120,34 @@ class StoredRun:
                 f"--posterior {index}: {self.folder} holds {self.num_posteriors}, counted from 0 (one for "
                 "every split and seed)."
             )
-        return load_posterior(self.folder / self.manifest["posteriors"][index], self.model)
+        return load_posterior(inside(self.folder, self.manifest["posteriors"][index]), self.model)
 
     def place(self, index: int) -> int:
         """The split that a posterior belongs to; its seeds follow each other."""
-        return index // self.options["seeds"]
+        return index // max(1, entry(self.options, "seeds", int, self.folder / MANIFEST))
 
     def preprocessing(self, index: int) -> Preprocessing:
-        return Preprocessing.from_config(self.task["posteriors"][index])
+        """How examples are prepared for a posterior."""
+        path, shape = self.folder / TASK, self.network.get("example_shape")
+        try:
+            ready = Preprocessing.from_config(self.task["posteriors"][index])
+        except InputError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+        if ready.input_shift and shape and len(ready.input_shift) != shape[0]:
+            raise CheckpointError(
+                f"{path} is damaged: input_shift is for {len(ready.input_shift)} columns or channels, but "
+                f"examples of the network are {shape}."
+            )
+        return ready
 
     @property
     def options(self) -> dict[str, Any]:
         return self.manifest["options"]
+
+    def spec(self, name: str) -> str:
+        """The data set, or the one outside the distribution, that the run was made with; "" for none."""
+        value = self.options.get(name, "")
+        return value if isinstance(value, str) else ""
 
     def inputs(self, spec: str, index: int, keep: Sequence[str] = ()) -> tuple[Tree, dict[str, np.ndarray]]:
         """New examples as the network wants them, with what tells them apart: numbers of rows, or names.
@@ -114,21 +179,28 @@ class StoredRun:
 
     def _is_own(self, spec: str) -> bool:
         """Whether a name or function is what the run was made with; a file of that name has all its rows."""
-        return spec == self.options["data"] and not Path(spec).exists()
+        return spec == self.spec("data") and not Path(spec).exists()
 
     @cached_property
     def own_task(self) -> Task:
         """The data the run was made with, read again."""
-        task = load_task(self.options["data"], self.options["set"].get("data", {}))
-        return self.with_ood(task, self.options["ood"]) if self.options["ood"] else task
+        settings: Any = {"data": {}} | entry({"set": {}} | self.options, "set", dict, self.folder / MANIFEST)
+        return load_task(self.spec("data"), entry(settings, "data", dict, self.folder / MANIFEST))
+
+    @property
+    def own_ood(self) -> Data | None:
+        """The data outside the distribution that the run was made with."""
+        ood = self.spec("ood")
+        return self.with_ood(self.own_task, ood).ood if ood else self.own_task.ood
 
     def with_ood(self, task: Task, spec: str) -> Task:
         return replace(task, ood=load_inputs_for_ood(spec, task))
 
     def _own_split(self, index: int) -> Split:
-        place, spec = self.place(index), self.options["data"]
+        place, spec = self.place(index), self.spec("data")
         task = self.own_task
-        trained_on = self.manifest["signature"]["data"][index]
+        with well_formed(self.folder / MANIFEST):
+            trained_on = self.manifest["signature"]["data"][index]
         if place >= len(task.splits) or fingerprint(task.splits[place].train) != trained_on:
             raise CheckpointError(
                 f"{spec} has changed since the run was trained on it: test rows may have been trained on. "

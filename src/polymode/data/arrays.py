@@ -77,6 +77,9 @@ def npz_inputs(array: np.ndarray, name: str, path: Path) -> Tensor:
     """Inputs as floating-point numbers, checked."""
     require(array.dtype.kind in "biuf", f"{name} of {path} must be numbers, got the type {array.dtype}.")
     require(array.ndim >= 1, f"{name} of {path} is a single number; one row per example is needed.")
+    require(
+        array.size > 0, f"{name} of {path} is empty, its shape is {list(array.shape)}: give rows of numbers."
+    )
     values = torch.from_numpy(array.astype(np.float64))
     values = values[:, None] if values.ndim == 1 else values
     _check_finite(values.flatten(1).isfinite().all(1).numpy(), name, path)

@@ -1,7 +1,8 @@
 """A task: data to train on, data to be judged on, and what the targets mean."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from polymode.data.sources import ArrayData, Data, as_data, as_tree
-from polymode.errors import InputError, require, unknown_name
+from polymode.errors import InputError, require, shortened, unknown_name
 from polymode.trees import Tree, map_tree
 
 
@@ -43,8 +44,35 @@ class Preprocessing:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Preprocessing":
+        """What ``config`` gave, checked: a file may have been changed."""
+        require(
+            isinstance(config, Mapping), f"a preparation of examples is {config!r}, not names and values."
+        )
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
-        return cls(**values)
+        known = {each.name: each.default for each in fields(cls)}
+        for name in values:
+            if name not in known:
+                raise unknown_name("entry of a preparation of examples", name, known)
+        for name, default in known.items():
+            require(name in values, f"{name} is missing.")
+            _check_entry(name, values[name], default)
+        made = cls(**values)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        counts = {"input_shift": len(self.input_shift), "input_scale": len(self.input_scale)}
+        if self.columns and self.input_shift:
+            counts["columns"] = len(self.columns)
+        require(
+            len(set(counts.values())) == 1,
+            f"{' and '.join(f'{name} of length {count}' for name, count in counts.items())} do not agree.",
+        )
+        # A scale of 0 is that of a column without any spread.
+        require(
+            all(s >= 0 for s in self.input_scale), f"input_scale {self.input_scale} must not be negative."
+        )
+        require(self.target_scale > 0, f"target_scale must be positive, got {self.target_scale}.")
 
     def inputs(self, raw: Tensor) -> Tensor:
         """Inputs [N, ...] from raw ones."""
@@ -79,6 +107,31 @@ class Preprocessing:
     def targets(self, raw: Tensor) -> Tensor:
         """Targets of a regression from raw ones."""
         return (raw - self.target_shift) / self.target_scale
+
+
+# The types of an entry's values, by the names of those that have others than text.
+_NUMBERS = {
+    "input_shift": (int, float),
+    "input_scale": (int, float),
+    "target_shift": (int, float),
+    "target_scale": (int, float),
+    "image_shape": (int,),
+    "length": (int,),
+}
+
+
+def _check_entry(name: str, value: Any, default: Any) -> None:
+    """Raise unless a value is of the type that an entry has, and finite."""
+    many, kinds = isinstance(default, tuple), _NUMBERS.get(name, (str,))
+    each = value if many and isinstance(value, tuple) else [value]
+    right = many == isinstance(value, tuple) and all(
+        isinstance(v, kinds) and not isinstance(v, bool) and (isinstance(v, str) or math.isfinite(v))
+        for v in each
+    )
+    words = "text" if kinds == (str,) else "whole numbers" if kinds == (int,) else "finite numbers"
+    if not right:
+        shown = shortened(repr(list(value) if isinstance(value, tuple) else value))
+        raise InputError(f"{name} must be {'a list of ' if many else ''}{words}, got {shown}.")
 
 
 @dataclass(frozen=True)

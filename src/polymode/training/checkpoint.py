@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from polymode.errors import CheckpointError
+from polymode.errors import CheckpointError, PolymodeError
 from polymode.posteriors.network import check_fingerprint
 from polymode.storage import (
     entry,
@@ -77,7 +77,7 @@ class Checkpoints:
                 restore(self._read(path))
             except SignatureError:
                 raise
-            except CheckpointError as error:
+            except PolymodeError as error:
                 problems.append(str(error))
                 continue
             for problem in problems:

@@ -1,7 +1,6 @@
 """Any ``torch.optim`` optimiser over stacked tensors, as if every member were alone."""
 
 import copy
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError, unknown_name
+from polymode.imports import import_object
 from polymode.members import Tensors
 
 # Optimisers whose update of a scalar depends on that scalar's own history and the step count alone.
@@ -82,9 +82,9 @@ class Optimizer:
 
     @property
     def factory(self) -> Callable[..., torch.optim.Optimizer]:
-        module, _, name = self.kind.rpartition(":")
-        if module:
-            return getattr(importlib.import_module(module), name)
+        name = self.kind
+        if ":" in name:
+            return import_object(name, "The optimiser")
         known = [n for n, v in vars(torch.optim).items() if inspect.isclass(v) and n != "Optimizer"]
         if name not in known:
             raise unknown_name("optimiser", name, known)

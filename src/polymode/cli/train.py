@@ -7,6 +7,7 @@ from polymode.cli.jobs import JobOptions, how_to_run, load_job, make_methods, ob
 from polymode.cli.options import UsageError, config_of, option
 from polymode.cli.output import console, findings_lines, posterior_table, print_json, reporter_of, say
 from polymode.comparison import Replicate, fit_replicates, judge_all
+from polymode.imports import is_import
 from polymode.likelihoods import make_likelihood
 from polymode.methods import make_method
 from polymode.training.method import describe
@@ -92,4 +93,5 @@ def run(options: TrainOptions) -> None:
     for line in findings_lines(posteriors[0].record["findings"]):
         say(options, line)
     say(options, f"run      {folder} (all scores: {folder}/scores.json)")
-    say(options, f"next     polymode predict {folder} NEW_DATA --out predictions.csv")
+    own = f" --model {job.model_name}" if is_import(job.model_name) else ""
+    say(options, f"next     polymode predict {folder} NEW_DATA{own} --out predictions.csv")

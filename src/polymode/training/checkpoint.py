@@ -85,8 +85,9 @@ class Checkpoints:
             if problems:  # the next checkpoint must not push the good one out for the damaged one
                 (self.folder / NAMES[0]).unlink()
             return
+        reasons = " ".join(dict.fromkeys(problems))
         raise CheckpointError(
-            f"No checkpoint in {self.folder} can be used, so the run cannot go on: {' '.join(problems)} "
+            f"No checkpoint in {self.folder} can be used, so the run cannot go on: {reasons} "
             f"Put the files back as they were, or remove {self.folder.parent} and begin again."
         )
 

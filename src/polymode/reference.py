@@ -126,7 +126,7 @@ class Reference:
             arrays["rows"] = self.rows.numpy()
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)  # pyright: ignore  # its stubs take names for options
-        write_bytes(path.resolve(), content.getvalue())  # a link stays, and what it points to is written
+        write_bytes(path, content.getvalue())
         return path
 
     @classmethod

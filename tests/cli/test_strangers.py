@@ -13,7 +13,7 @@ from command_line import polymode, the_line
 import polymode as pm
 from documents import edit, edit_tensors
 from polymode.errors import CheckpointError
-from polymode.storage import read_document
+from polymode.storage import read_document, write_document
 
 # What a stranger leaves in the current folder: it shows that it was imported, and what was called.
 PAYLOAD = """
@@ -184,6 +184,13 @@ def test_files_outside_the_folder_of_a_posterior_are_not_read(folder, kind):
         edit(posterior / "posterior.json", files=files)
     line = the_line(polymode("predict", "plain", "new.csv", cwd=folder, code=1))
     assert "does not lie in that folder" in line
+
+
+def test_labels_of_a_comparison_do_not_lead_out_of_its_folder(folder):
+    options = {"methods": "..=single"}
+    write_document(folder / "stranger/comparison.json", "comparison", {"options": options})
+    compare = ("compare", "--data", "table.csv", "--budget", "1", "--methods", "single", "--run", "stranger")
+    assert "The label '..'" in the_line(polymode(*compare, "--quiet", cwd=folder, code=2))
 
 
 # --- weights and preparations ----------------------------------------------------------------------

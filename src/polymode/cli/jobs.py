@@ -230,8 +230,10 @@ def wanted_methods(text: str, default: Sequence[str]) -> dict[str, str]:
         name = name or label
         if name not in METHODS:
             raise unknown_name("method", name, METHODS)
-        if not re.fullmatch(r"[\w.+-]+", label) or label in ("data", "model", "all"):
-            raise UsageError(f"The label {label!r} must be of letters, digits, '_', '-', '.' and '+'.")
+        if not re.fullmatch(r"[\w+-][\w.+-]*", label) or label in ("data", "model", "all"):
+            raise UsageError(
+                f"The label {label!r} must be of letters, digits, '_', '-', '.' and '+', the first no '.'."
+            )
         if label in wanted:
             raise UsageError(f"The label {label!r} occurs twice: write other={name} to tell them apart.")
         wanted[label] = name

@@ -109,7 +109,8 @@ def run(options: ReferenceOptions) -> None:
             f"in {folder}. --force writes it, marked as unfit."
         )
     reference = _reference(posterior, job, judged, floor, command_line("reference", options))
-    path = reference.save(options.out or folder / "reference.npz")
+    path = Path(options.out) if options.out else folder / "reference.npz"
+    reference.save(path.resolve() if options.out else path)
     if options.json:
         print_json(
             {"reference": str(path), "verdict": judged.config(), "noise_floor": floor, "folder": str(folder)}

@@ -316,14 +316,18 @@ def test_the_users_own_model_and_data(tmp_path):
     assert manifest["options"]["set"] == {"model": {"width": 6}, "data": {"shift": 0.5}}
     assert manifest["method"]["num_members"] == 2
     assert manifest["signature"]["network"]["0.weight"] == ["float32", 6, 3]
-    judged = json.loads(polymode("evaluate", "out", "--json", cwd=tmp_path).stdout)["posteriors"][0]
     stored = json.loads((tmp_path / "out/scores.json").read_text())["replicates"][0]["scores"]
-    assert judged == stored
-    binned = polymode("evaluate", "out", "--bins", 4, "--bin-minimum", 5, "--json", cwd=tmp_path).stdout
+    for trusted in (own[:4], ["--trust"]):  # own data named again are those of the run, OOD data included
+        judged = polymode("evaluate", "out", "--json", *trusted, cwd=tmp_path).stdout
+        assert json.loads(judged)["posteriors"][0] == stored
+    binned = polymode(
+        "evaluate", "out", "--trust", "--bins", 4, "--bin-minimum", 5, "--json", cwd=tmp_path
+    ).stdout
     predictions = load_file(tmp_path / "out/predictions-0.safetensors")
     expected = pm.metrics.ece(predictions["mean"], predictions["targets"], 4, min_count=5)
     assert json.loads(binned)["posteriors"][0]["ece"] == pytest.approx(expected)
-    predicted = polymode_process("predict", "out", "shop:new", cwd=tmp_path).stdout.splitlines()
+    predict = ("predict", "out", "shop:new", "--model", "shop:build")
+    predicted = polymode_process(*predict, cwd=tmp_path).stdout.splitlines()
     assert predicted[0] == "label,confidence,entropy,mutual_information,p_0,p_1"
     assert len(predicted) == 6
     assert len(set(predicted[1:])) == 1  # the same example five times

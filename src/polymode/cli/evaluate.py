@@ -68,7 +68,7 @@ def run(options: EvaluateOptions) -> None:
     ood = None
     if options.ood:
         ood = stored.with_ood(stored.own_task, options.ood).ood
-    elif not options.data:
+    elif not options.data or stored.is_own(options.data):
         ood = stored.own_ood
     reference = Reference.load(options.reference) if options.reference else None
     found, num_examples = [], 0

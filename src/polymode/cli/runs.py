@@ -163,7 +163,7 @@ class StoredRun:
         if path.exists():
             inputs, names = read_images(path, ready)
             return inputs, {"name": np.array(names)}
-        if self._is_own(spec):
+        if self.is_own(spec):
             return arrays_of(self._own_split(index).test)[0], {}
         if is_import(spec) and (array := _imported_array(spec)) is not None:
             return ready.inputs(array), {}
@@ -171,13 +171,13 @@ class StoredRun:
 
     def split(self, spec: str, index: int) -> Split:
         """Labelled examples to judge a posterior on; the run's own test data where nothing is named."""
-        if not spec or self._is_own(spec):
+        if not spec or self.is_own(spec):
             return self._own_split(index)
         ready = self.preprocessing(index)
         data = load_labelled(spec, ready)
         return Split(data, data, preprocessing=ready)
 
-    def _is_own(self, spec: str) -> bool:
+    def is_own(self, spec: str) -> bool:
         """Whether a name or function is what the run was made with; a file of that name has all its rows."""
         return spec == self.spec("data") and not Path(spec).exists()
 

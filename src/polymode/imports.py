@@ -4,55 +4,37 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from polymode.errors import InputError, UntrustedImport, unknown_name
 
 
 @dataclass(frozen=True)
-class _Refusal:
-    """A name that a file wants imported. given_as: what the user has named it as, and may have it."""
+class _Limit:
+    """Names that may be imported, by what they are, where a file of a run might name others.
 
-    source: str
-    option: str
-    given_as: frozenset[str]
-
-
-_REFUSED: ContextVar[Mapping[str, _Refusal]] = ContextVar("refused", default=MappingProxyType({}))
-
-
-def refuse_imports(
-    content: Any, source: object, options: Mapping[str, str], given: Mapping[str, Collection[str]]
-) -> None:
-    """From here on, and in this context, import nothing that a file of a run names.
-
-    content: of the file, with names at any place. options: the option of the command that stands for some
-    of the names. given: names that the user has given, by what they are, such as "The model".
+    options: of the command, by the names that they stand for.
     """
-    refused = {
-        spec: _Refusal(
-            str(source), options.get(spec, ""), frozenset(w for w, names in given.items() if spec in names)
-        )
-        for spec in _texts(content)
-        if ":" in spec
-    }
-    _REFUSED.set({**_REFUSED.get(), **refused})
+
+    given: Mapping[str, Collection[str]]
+    source: str
+    options: Mapping[str, str]
 
 
-def _texts(content: Any) -> Iterator[str]:
-    if isinstance(content, str):
-        yield content
-    elif isinstance(content, Mapping):
-        for value in content.values():
-            yield from _texts(value)
-    elif isinstance(content, list | tuple):
-        for value in content:
-            yield from _texts(value)
+_LIMIT: ContextVar[_Limit | None] = ContextVar("limit", default=None)
+
+
+def import_only(given: Mapping[str, Collection[str]], source: object, options: Mapping[str, str]) -> None:
+    """From here on, and in this context, import nothing but what the user has named.
+
+    given: names by what the user has named them as, such as "The model". source: the file or folder that may
+    name other things. options: of the command, by the names in it that they stand for.
+    """
+    _LIMIT.set(_Limit(given, str(source), options))
 
 
 def is_import(spec: str) -> bool:
@@ -66,9 +48,9 @@ def import_object(spec: str, what: str) -> Any:
 
     what: what it is, such as "The model". Everything that is imported by name is imported here.
     """
-    refusal = _REFUSED.get().get(spec)
-    if refusal is not None and what not in refusal.given_as:
-        raise UntrustedImport(spec, refusal.source, refusal.option)
+    limit = _LIMIT.get()
+    if limit is not None and spec not in limit.given.get(what, ()):
+        raise UntrustedImport(spec, limit.source, limit.options.get(spec, ""))
     module_name, _, name = spec.partition(":")
     folder = os.getcwd()
     if module_name not in sys.modules and folder not in sys.path:

@@ -11,6 +11,7 @@ from polymode.cli.runs import StoredRun
 from polymode.comparison import judge, noise_floor_text
 from polymode.reference import Reference
 from polymode.storage import finite, write_text
+from polymode.training.arithmetic import with_threads
 
 ABOUT = """Judge the posteriors of a run: on its own test data, or on a table or data set of yours.
 
@@ -58,9 +59,15 @@ def run(options: EvaluateOptions) -> None:
         raise UsageError(f"--out {options.out!r} must end in .json.")
     given = [options.data, options.ood]
     stored = StoredRun.open(options.run, options.model, given, trust=options.trust)
-    if options.corruptions:
-        _run_on_corruptions(options, stored)
-        return
+    with with_threads(options.threads or stored.threads):
+        if options.corruptions:
+            _run_on_corruptions(options, stored)
+        else:
+            _run_on_test_data(options, stored)
+
+
+def _run_on_test_data(options: EvaluateOptions, stored: StoredRun) -> None:
+    """Judge every posterior on its own test data, or on other labelled ones."""
     for name in ("baseline", "corruption_folder", "corruption_images"):
         if getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} needs --corruptions.")

@@ -52,11 +52,6 @@ class JobOptions(JudgingOptions):
     run: str = option("", "folder of the run (default: runs/ and a name made of the options)", place="screen")
     device: str = option("", "where to train, such as cpu or cuda:0 (default: the CPU)")
     backend: str = option("auto", "how members run: measured, unless given", choices=("auto", "vmap", "loop"))
-    threads: int | None = option(
-        None,
-        "threads to compute with (default: one, unless more are measured to be faster by 15 %)",
-        place="screen",
-    )
     precision: str = option(
         "full", "of weights and arithmetic; double is 64 bits", choices=("full", "bfloat16", "double")
     )
@@ -75,8 +70,8 @@ class JobOptions(JudgingOptions):
                 )
         if self.processes > 1 and self.tensorboard:
             raise UsageError("--tensorboard follows a run in this process: leave --processes out.")
-        for name in ("seeds", "processes", "threads"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
+        for name in ("seeds", "processes"):
+            if getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be at least 1, got {getattr(self, name)}.")
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from polymode.errors import InputError, unknown_name
-from polymode.imports import refuse_imports
+from polymode.imports import import_only
 from polymode.metrics import Bins
 from polymode.storage import FORMAT_VERSION
 
@@ -48,7 +48,23 @@ class ScreenOptions:
 
 
 @dataclass(frozen=True)
-class JudgingOptions(ScreenOptions):
+class ComputingOptions(ScreenOptions):
+    """How a command computes; not part of a run's identity."""
+
+    threads: int | None = option(
+        None,
+        "threads to compute with (default: those that a run began with; a new one takes a single thread, "
+        "unless more are measured to be faster by 15 %)",
+        place="screen",
+    )
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"--threads must be at least 1, got {self.threads}.")
+
+
+@dataclass(frozen=True)
+class JudgingOptions(ComputingOptions):
     """How posteriors are judged, wherever they are."""
 
     draws: int = option(100, "networks drawn of a posterior that has no end of them")
@@ -56,6 +72,7 @@ class JudgingOptions(ScreenOptions):
     bin_minimum: int = option(0, "leave bins of so many examples or fewer out of them")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, least in (("draws", 1), ("bins", 1), ("bin_minimum", 0)):
             value = getattr(self, name)
             if value < least:
@@ -115,7 +132,7 @@ def parse(kind: type[AnyOptions], command: str, about: str, arguments: Sequence[
         path = Path(given.pop("config"))
         config, is_manifest = _read_config(path, kind, command)
         if is_manifest and not given.get("trust"):
-            _refuse_imports(config, path, given, changes)
+            _import_only_typed(config, path, given, changes)
     values = config | given
     if changes:
         values["set"] = _merged(config.get("set", {}), changes)
@@ -185,7 +202,7 @@ def _checked(kind: type, name: str, value: Any) -> Any:
 # --- config files -------------------------------------------------------------------------------
 
 
-def _refuse_imports(
+def _import_only_typed(
     config: Mapping[str, Any], path: Path, given: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> None:
     """Keep what a manifest names from being imported, but for what was typed."""
@@ -195,7 +212,7 @@ def _refuse_imports(
         "The model": [given.get("model")],
         "The optimiser": [leaf for _, leaf in _leaves(changes)],
     }
-    refuse_imports(config, path, options, typed)
+    import_only(typed, path, options)
 
 
 def _read_config(path: Path, kind: type, command: str) -> tuple[dict[str, Any], bool]:
@@ -213,11 +230,11 @@ def _read_config(path: Path, kind: type, command: str) -> tuple[dict[str, Any], 
         raise UsageError(
             f"The config {path} is not valid {path.suffix.lstrip('.') or 'YAML'}: {reason}."
         ) from None
-    is_manifest = isinstance(content, dict) and "format_version" in content
+    is_manifest, record = isinstance(content, dict) and "format_version" in content, {}
     if is_manifest:
         if not isinstance(content["format_version"], int) or content["format_version"] > FORMAT_VERSION:
             raise UsageError(f"{path} was written by a newer polymode: update polymode to use it.")
-        content = content.get("options", {})  # the manifest of a run
+        record, content = content.get("record", {}), content.get("options", {})  # the manifest of a run
     if content is None:
         return {}, is_manifest
     if not isinstance(content, dict):
@@ -233,6 +250,8 @@ def _read_config(path: Path, kind: type, command: str) -> tuple[dict[str, Any], 
         if name not in names:
             raise unknown_name(f"option in {path} for polymode {command}", str(key), names)
         values[name] = _checked(kind, name, value)
+    if is_manifest and "threads" in _types(kind) and isinstance(record, dict) and "threads" in record:
+        values["threads"] = _checked(kind, "threads", record["threads"])  # those that were chosen then
     return values, is_manifest
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from polymode.cli.options import ScreenOptions, UsageError, option
+from polymode.cli.options import ComputingOptions, UsageError, option
 from polymode.cli.output import console, print_json, say
 from polymode.cli.runs import StoredRun, seeded
 from polymode.data import Preprocessing
@@ -17,6 +17,7 @@ from polymode.data.tables import ROW
 from polymode.errors import CheckpointError
 from polymode.predictive import CategoricalPredictive, GaussianPredictive, Predictive
 from polymode.storage import write_bytes, write_text
+from polymode.training.arithmetic import with_threads
 
 ABOUT = """Predict new examples with a finished run: what is predicted and how sure it is.
 
@@ -27,7 +28,7 @@ first below the column names) and the columns that --keep names."""
 
 
 @dataclass(frozen=True)
-class PredictOptions(ScreenOptions):
+class PredictOptions(ComputingOptions):
     """Options of ``polymode predict``."""
 
     run: str = option("", "folder of the run", place="argument")
@@ -62,12 +63,13 @@ def run(options: PredictOptions) -> None:
     posterior = stored.posterior(options.posterior)
     inputs, about = stored.inputs(options.data, options.posterior, _names(options.keep))
     is_regression = "gaussian" in posterior.network.likelihood.kind
-    predictive = posterior.predict(
-        inputs,
-        options.draws if posterior.num_members is None else None,
-        seeded(options.seed),
-        quantiles=_levels(options.quantiles) if is_regression else (),
-    )
+    with with_threads(options.threads or stored.threads):
+        predictive = posterior.predict(
+            inputs,
+            options.draws if posterior.num_members is None else None,
+            seeded(options.seed),
+            quantiles=_levels(options.quantiles) if is_regression else (),
+        )
     columns = columns_of(predictive, stored.preprocessing(options.posterior))
     for name in about.keys() & columns.keys():
         raise UsageError(

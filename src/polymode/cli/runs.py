@@ -18,7 +18,7 @@ from polymode.data.loading import load_inputs_for_ood, load_labelled, load_task
 from polymode.data.tables import SUFFIXES, read_rows
 from polymode.errors import CheckpointError, InputError, require
 from polymode.evaluation import arrays_of
-from polymode.imports import import_object, is_import, refuse_imports
+from polymode.imports import import_object, import_only, is_import
 from polymode.models import make_model
 from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.base import MANIFEST
@@ -70,10 +70,15 @@ class StoredRun:
                 "those of that network."
             )
         if not trust:
-            typed = {"The model": [model] if model else [], "The data": given}
-            options = {stored.spec("data"): "--data", stored.spec("ood"): "--ood"}
-            refuse_imports(manifest["options"], path / MANIFEST, options, typed)
-            refuse_imports(task, path / TASK, {stored.network["name"]: "--model"}, typed)
+            import_only(
+                {"The model": [model], "The data": given},
+                f"The run folder {folder}",
+                {
+                    stored.spec("ood"): "--ood",
+                    stored.spec("data"): "--data",
+                    stored.network["name"]: "--model",
+                },
+            )
         stored.model  # noqa: B018  # one that may not be imported is told before any work
         return stored
 
@@ -109,6 +114,13 @@ class StoredRun:
         config = self.network
         shape = None if config.get("example_shape") is None else tuple(config["example_shape"])
         return make_model(config["name"], shape, config["num_outputs"], config["options"])
+
+    @property
+    def threads(self) -> int | None:
+        """Threads that the run trained with, but no more than there are here."""
+        record: Any = self.manifest.get("record", {})
+        number = record.get("threads") if isinstance(record, dict) else None
+        return min(number, torch.get_num_threads()) if isinstance(number, int) and number >= 1 else None
 
     @property
     def num_posteriors(self) -> int:

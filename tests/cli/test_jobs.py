@@ -1,10 +1,16 @@
+import json
 from dataclasses import fields
 
 import pytest
+import torch
+from command_line import polymode, the_line
 
 import polymode as pm
 from polymode.cli.jobs import make_methods, run_folder, wanted_methods
 from polymode.cli.methods import explained
+from polymode.cli.options import parse
+from polymode.cli.train import TrainOptions
+from polymode.comparison import judge
 from polymode.errors import InputError
 from polymode.methods import COMPARED, METHODS, make_method
 from polymode.training.method import describe
@@ -118,3 +124,23 @@ def test_the_folder_follows_from_the_options():
     assert one == run_folder("", "compare", ["shop/tables.csv", "mlp"], {"seed": 0})
     assert one != run_folder("", "compare", ["shop/tables.csv", "mlp"], {"seed": 1})
     assert run_folder("mine", "compare", [], {}).name == "mine"
+
+
+def test_commands_compute_with_the_threads_that_a_run_began_with(tmp_path, monkeypatch):
+    train = ("train", "--data", "two_moons", "--set", "data.num_train=40", "--epochs", "1", "--threads", "3")
+    polymode(*train, "--run", "out", cwd=tmp_path)
+    manifest = tmp_path / "out/manifest.json"
+    assert json.loads(manifest.read_text())["record"]["threads"] == 3
+    assert parse(TrainOptions, "train", "", ["--config", str(manifest)]).threads == 3
+    assert parse(TrainOptions, "train", "", ["--config", str(manifest), "--threads", "1"]).threads == 1
+    seen = []
+
+    def judged(*arguments, **options):
+        seen.append(torch.get_num_threads())
+        return judge(*arguments, **options)
+
+    monkeypatch.setattr("polymode.cli.evaluate.judge", judged)
+    polymode("evaluate", "out", cwd=tmp_path)
+    polymode("evaluate", "out", "--threads", "2", cwd=tmp_path)
+    assert seen == [1, 2]  # no more than there are, which is one here, unless they are asked for
+    assert "--threads must be at least 1, got 0" in the_line(polymode(*train[:-1], "0", cwd=tmp_path, code=2))

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+collect_ignore = ["other_kernels.py"]  # importing it exchanges kernels: only -p other_kernels may
 # Shells start background jobs with Ctrl-C ignored, which children inherit: some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -186,7 +186,9 @@ class _Runner:
     """A copy of a module that one call at a time may use.
 
     While ``functional_call`` runs, the weights in the module's place are those of one caller, and dropout
-    layers count their calls: two threads in one module would predict with each other's weights.
+    layers count their calls: two threads in one module would predict with each other's weights. The mode of
+    the original's parts is followed from call to call; everything else of them is as it was when the copy was
+    made, so whoever wants a module to behave otherwise changes a ``copied_module``.
     """
 
     def __init__(self, module: nn.Module) -> None:

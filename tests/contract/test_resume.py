@@ -222,8 +222,8 @@ def test_nothing_readable_is_an_error(tmp_path):
         ({"model": lambda: pm.models.MLP(4, 3, (9,)).double()}, "another network: '1.bias'"),
         ({"epochs": 4}, "its epochs is 3, now it is 4"),
         ({"seed": 5}, "its seeds is \\[0\\], now it is \\[5\\]"),
-        ({"data": BY_NAME["mlp"].data(seed=7)}, "its data is"),
-        ({"validation": BY_NAME["mlp"].data(seed=8)}, "its validation is"),
+        ({"data": BY_NAME["mlp"].data(seed=7)}, "its training data differ"),
+        ({"validation": BY_NAME["mlp"].data(seed=8)}, "it has 0 sets of validation data, now there are 1"),
     ],
     ids=["network", "epochs", "seed", "data", "validation"],
 )

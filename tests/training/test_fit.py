@@ -797,6 +797,7 @@ WILD = pm.Optimizer("SGD", lr=1e3)
     ids=lambda method: method.name,
 )
 @pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.filterwarnings("ignore:The targets have a mean of")
 def test_divergence_before_the_first_finished_member_is_said_as_such(method, count):
     data, likelihood = exploding()
     with pytest.raises(NonFiniteLoss, match=r"epoch \d+, step \d+.*no member was finished") as info:
@@ -804,6 +805,7 @@ def test_divergence_before_the_first_finished_member_is_said_as_such(method, cou
     assert info.value.posterior is None
 
 
+@pytest.mark.filterwarnings("ignore:The targets have a mean of")
 def test_divergence_leaves_the_members_that_were_finished():
     method = pm.methods.SequentialAnchored(
         2,
@@ -842,6 +844,7 @@ class Shifting(Single):
 
 
 @pytest.mark.parametrize("model", [mlp, mlp()], ids=["factory", "instance"])
+@pytest.mark.filterwarnings("ignore:deep_ensemble trains several chains of one module")
 def test_what_an_adaptation_draws_follows_the_seed(model):
     method = DeepEnsemble(2, of=Shifting(optimizer=pm.Optimizer("SGD", lr=0.1)))
     before = torch.get_rng_state()
@@ -853,6 +856,7 @@ def test_what_an_adaptation_draws_follows_the_seed(model):
     assert not torch.equal(shifts[0], shifts[1])  # of each chain its own
 
 
+@pytest.mark.filterwarnings("ignore:deep_ensemble trains several chains of one module")
 def test_a_posterior_of_an_adapted_network_is_not_loaded_into_another(tmp_path):
     quiet(Shifting(), mlp, toy(), epochs=1).save(tmp_path / "saved")
     with pytest.raises(pm.errors.CheckpointError, match=r"shifting changes the network"):

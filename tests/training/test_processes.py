@@ -98,6 +98,7 @@ def test_more_processes_than_chains_and_models_that_cannot_travel():
         fitted(processes=2, observer=print)
 
 
+@pytest.mark.filterwarnings("ignore:.* trains several chains of one module")
 def test_a_failure_in_a_process_is_told(forked):
     with pytest.raises(PolymodeError, match=r"In process [01]: .*no memory left"):
         fitted(processes=2, model=Broken())

@@ -6,8 +6,7 @@ Simple Baseline for Bayesian Uncertainty in Deep Learning" (SWAG), 2019.
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -15,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import InputError, require, require_positive, require_whole
-from polymode.members import Members, Tensors
+from polymode.members import Members, Tensors, copied_module
 from polymode.methods.single import Single
 from polymode.posteriors import Posterior, merge
+from polymode.posteriors.network import Network
 from polymode.posteriors.particles import MemberStore, rows_of
 from polymode.surgery import running_statistics
 from polymode.training import Method, Objective, Phase, Problem, State
@@ -267,7 +267,7 @@ def re_estimate(
     name: str, problem: Problem, objective: Objective, enter: Hook = nothing, leave: Hook = nothing
 ) -> Phase:
     """A pass over the data that gives every member the mean of its batch statistics, and nothing else."""
-    module = problem.network.module
+    objective = replace(objective, network=_of_latest_statistics(problem.network))
 
     def begin(state: State) -> None:
         enter(state)
@@ -275,8 +275,7 @@ def re_estimate(
 
     def step(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
         [batch] = batches
-        with _latest_statistics(module):
-            losses = objective.losses(state, batch, training=True)
+        losses = objective.losses(state, batch, training=True)
         for piece in batch.pieces:
             seen = state.common[EXAMPLES][piece.groups]
             seen.add_(piece.batch_size)
@@ -294,18 +293,13 @@ def re_estimate(
     return Phase(name, 1, objective, step, cost=0.0, enter=begin, leave=end)
 
 
-@contextmanager
-def _latest_statistics(module: nn.Module) -> Iterator[None]:
-    """Let running statistics be those of the latest batch alone."""
-    layers = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
-    momenta = [layer.momentum for layer in layers]
-    for layer in layers:
-        layer.momentum = 1.0
-    try:
-        yield
-    finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
+def _of_latest_statistics(network: Network) -> Network:
+    """The same network, but its running statistics are those of the latest batch alone."""
+    module = copied_module(network.module)
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase):
+            part.momentum = 1.0
+    return replace(network, module=module)
 
 
 def _by_chain(state: State, name: str) -> Tensor:

@@ -158,7 +158,9 @@ class Objective:
         # Prediction has no mixed precision, and neither has what is to be compared with it.
         loss = (self if training else replace(self, execution=replace(execution, precision="full"))).loss
         seen: list[tuple[slice, Tensor]] = []
-        if not training:
+        if training:
+            self.network.train()
+        else:
             self.network.module.eval()
         for piece in batch.pieces:
             rows = members.rows(piece.groups)

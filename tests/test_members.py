@@ -9,7 +9,7 @@ from torch import nn
 import polymode as pm
 from cases import BY_NAME, NETWORKS
 from polymode.errors import CannotVectorise, InputError
-from polymode.members import Members, concatenate, map_members
+from polymode.members import BACKENDS, Members, concatenate, forward_members, map_members, stack
 from polymode.surgery import prepare, tensors_of
 from polymode.trees import leaves, map_tree
 
@@ -148,3 +148,32 @@ def test_dropout_noise_does_not_depend_on_chunks_or_backend():
 def test_map_tree_refuses_what_is_not_a_tree():
     with pytest.raises(InputError, match="got str"):
         map_tree(lambda t: t, {"a": "text"})
+
+
+class Fusing(nn.Module):
+    """Multiplies its layers once and remembers the product, in attributes and in a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.fused, self.kept = None, {}
+
+    def forward(self, x):
+        if self.fused is None:
+            self.fused = self.last.weight @ self.first.weight
+            self.kept["bias"] = self.last.weight @ self.first.bias + self.last.bias
+        return x @ self.fused.T + self.kept["bias"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_module_remembers_of_one_member_is_not_used_for_the_next(backend):
+    modules = [Fusing().double() for _ in range(3)]
+    x = torch.randn(6, 4, dtype=torch.float64)
+    expected = torch.stack([module.last(module.first(x)) for module in modules])
+    members = stack([tensors_of(module) for module in modules])
+    template = Fusing().double()
+    for _ in range(2):
+        found = forward_members(template, members, x, backend=backend)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert template.fused is None
+    assert template.kept == {}

@@ -1,6 +1,7 @@
 """One posterior in many threads, many fits in many threads, and the threads that a run computes with."""
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -234,3 +235,46 @@ def test_a_resumed_run_takes_the_threads_it_began_with(tmp_path: Any) -> None:
             with pytest.warns(UserWarning, match="began with threads=2 and goes on with threads=1"):
                 assert fit_with(threads, **options).record["threads"] == 1
             assert seen == [1, 1]
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)  # as a caller does it
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_runs_that_overlap_give_the_callers_threads_back() -> None:
+    began, may_end, seen = threading.Event(), threading.Event(), []
+
+    def wait(epoch: pm.Epoch) -> None:
+        began.set()
+        may_end.wait(60)
+
+    def let_the_first_end(epoch: pm.Epoch) -> None:
+        may_end.set()
+        first.join()
+
+    def second() -> None:
+        fit_with(1, observer=let_the_first_end)
+        look()
+
+    def look() -> None:
+        seen.append(torch.get_num_threads())
+
+    first = threading.Thread(target=lambda: fit_with(1, observer=wait))
+    first.start()
+    began.wait(60)
+    for target in (second, look):
+        thread = threading.Thread(target=target)
+        thread.start()
+        thread.join()
+    look()
+    assert seen == [3, 3, 3]
+
+
+def test_a_number_of_threads_that_no_machine_has_is_refused() -> None:
+    with pytest.raises(pm.errors.InputError, match="threads must be at most 1024, got 1000000"):
+        fit_with(10**6)

@@ -129,12 +129,12 @@ def main() -> None:
             settings |= {"images": options.images, "augment": options.augment, "epochs": options.epochs}
             settings |= {"batch_size": options.batch_size}
             settings |= {"members": next(iter(of_label.values())).num_members}
-            settings |= {"seconds": round(posteriors[0].record["training_seconds"])}
+            cost = {"seconds": round(posteriors[0].record["training_seconds"])}
             found = {
                 seed: dict(zip(SCORES, scores(posterior, split, foreign, seen), strict=True))
                 for seed, posterior in of_label.items()
             }
-            print(add_result(options.results, settings, "seed", found), flush=True)
+            print(add_result(options.results, settings, "seed", found, cost=cost), flush=True)
 
 
 if __name__ == "__main__":

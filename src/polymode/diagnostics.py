@@ -7,7 +7,7 @@ never meet; their predictions must agree.
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations, islice
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -173,8 +173,10 @@ def _halves(chains: Tensor) -> list[Tensor]:
         return [torch.arange(len(chains)) < len(chains) // 2]
     # With an even number every choice and its complement are one way: the first chain is in the chosen half.
     size, even = len(names) // 2, len(names) % 2 == 0
-    choices = (c for c in combinations(names, size) if not even or names[0] in c)
-    return [torch.isin(chains, torch.tensor(choice)) for choice in islice(choices, MOST_WAYS)]
+    choices = [c for c in combinations(names, size) if not even or names[0] in c]
+    # Neighbours in the list have most of their chains in common: those that are taken lie apart.
+    some = torch.linspace(0, len(choices) - 1, min(MOST_WAYS, len(choices))).round().int().tolist()
+    return [torch.isin(chains, torch.tensor(choices[place])) for place in some]
 
 
 @dataclass(frozen=True)

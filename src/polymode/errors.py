@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Values that a message repeats may be of any length, such as a cell of a table.
 LONGEST_MESSAGE, LONGEST_VALUE = 2000, 200
@@ -68,11 +68,12 @@ class CheckpointError(PolymodeError):
 class UntrustedImport(PolymodeError):
     """Code that a file of a run names, and that nobody at the keyboard has.
 
-    spec: its name. option: the option of a command that names it again, "" where there is none.
+    again: the options of a command that name it again, with all else that would be refused next; none where
+    no option stands for it.
     """
 
-    def __init__(self, spec: str, source: str, option: str) -> None:
-        self.spec, self.option = spec, option
+    def __init__(self, spec: str, source: str, again: Sequence[str]) -> None:
+        self.again = again
         super().__init__(
             f"{source} wants {shortened(spec)!r} imported, which may run any code. Nothing that a run folder "
             "names is imported unless you name it too, or trust the folder."

@@ -25,6 +25,7 @@ from polymode.predictive import (
     labelled,
 )
 from polymode.reference import Reference
+from polymode.surgery import match_precision
 from polymode.trees import Tree, leaves, length, map_tree
 
 NUM_SAMPLES = 1000  # of a predictive distribution; the number that the HMC references in use have
@@ -165,7 +166,7 @@ def _judged_together(
     num_points = length(inputs := as_tree(inputs))
     require(num_points > 0, "There are no points to predict.")
     require(len(targets) == num_points, f"{len(targets)} targets for {num_points} inputs.")
-    check_finite(inputs)
+    check_finite(match_precision(posterior.network.dtype, inputs))
     accumulator = likelihood.accumulator(num_points)
     log_probs, quantiles = [], []
     for rows, outputs, weights in posterior.by_points(inputs, num_members, generator):

@@ -50,7 +50,12 @@ def import_object(spec: str, what: str) -> Any:
     """
     limit = _LIMIT.get()
     if limit is not None and spec not in limit.given.get(what, ()):
-        raise UntrustedImport(spec, limit.source, limit.options.get(spec, ""))
+        given = {name for names in limit.given.values() for name in names}
+        wanted = {
+            name: option for name, option in limit.options.items() if is_import(name) and name not in given
+        }
+        again = [word for name, option in wanted.items() for word in (option, name)]
+        raise UntrustedImport(spec, limit.source, again if spec in limit.options else [])
     module_name, _, name = spec.partition(":")
     folder = os.getcwd()
     if module_name not in sys.modules and folder not in sys.path:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from polymode.errors import CannotVectorise, InputError, PolymodeError, unknown_name
-from polymode.layers import SeededDropout
 from polymode.trees import Tree, leaves, map_tree
 
 Tensors = dict[str, Tensor]
@@ -187,8 +186,8 @@ class _Runner:
 
     While ``functional_call`` runs, the weights in the module's place are those of one caller, and dropout
     layers count their calls: two threads in one module would predict with each other's weights. The mode of
-    the original's parts is followed from call to call; everything else of them is as it was when the copy was
-    made, so whoever wants a module to behave otherwise changes a ``copied_module``.
+    the original's parts is followed from call to call; everything else of them begins every call as it was
+    when the copy was made, so whoever wants a module to behave otherwise changes a ``copied_module``.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -201,14 +200,23 @@ class _Runner:
                     self.ties.append((name, first[id(tensor)]))
         pairs = zip(module.modules(), self.module.modules(), strict=True)
         self.pairs = [(ref(original), part) for original, part in pairs]
-        self.dropouts = [part for part in self.module.modules() if isinstance(part, SeededDropout)]
+        self.attributes = [(vars(part), dict(vars(part))) for part in self.module.modules()]
+        kept = (value for _, before in self.attributes for key, value in before.items() if key[0] != "_")
+        self.containers = [(value, copy.copy(value)) for value in kept if type(value) in (dict, list, set)]
 
     def begin(self) -> None:
-        """Take the mode that the original is in now, part by part, and count dropout masks from 0."""
+        """Forget what an earlier call has left in the module, and take the mode that its original is in now.
+
+        What a module remembers of its weights (a product of two of them, say) is about another member.
+        """
+        for now, before in self.attributes:
+            now.clear()
+            now.update(before)
+        for value, before in self.containers:
+            value.clear()
+            value.extend(before) if isinstance(value, list) else value.update(before)
         for original, part in self.pairs:
             part.training = original().training  # type: ignore[union-attr]  # alive: the caller holds it
-        for layer in self.dropouts:
-            layer.calls = 0
 
 
 # Runners that nobody uses at the moment: as many are made as calls have ever run at once. The modules

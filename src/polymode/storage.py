@@ -121,6 +121,16 @@ def inside(folder: Path, name: Any) -> Path:
     return path
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise where something in a folder of ours is a symbolic link, which leads elsewhere."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_symlink():
+            raise CheckpointError(
+                f"{path} is a symbolic link, and a run's folder holds none: what it leads to is not touched. "
+                "Remove it, or choose another folder."
+            )
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write tensors atomically and return the file's SHA-256."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -166,7 +176,7 @@ class CheckedFile:
 
     path: Path
     checksum: str
-    _seen: tuple[int, int, int] | None = field(default=None, init=False, compare=False, repr=False)
+    _seen: tuple[int, ...] | None = field(default=None, init=False, compare=False, repr=False)
 
     def check(self) -> Path:
         """The path, after a look at the file; one that is not as it was last time is read and compared."""
@@ -174,7 +184,7 @@ class CheckedFile:
             found = self.path.stat()
         except OSError:
             raise CheckpointError(f"{self.path} is missing.") from None
-        seen = (found.st_size, found.st_mtime_ns, found.st_ino)
+        seen = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
         if seen != self._seen:
             check_file(self.path, self.checksum)
             self._seen = seen

@@ -30,7 +30,14 @@ NORMALISATIONS = (
 
 def prepare(module: nn.Module) -> nn.Module:
     """Copy a module and exchange its dropout layers for replayable ones; see ``prepare_in_place``."""
-    return prepare_in_place(copy.deepcopy(module))
+    try:
+        copied = copy.deepcopy(module)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"This {type(module).__name__} cannot be copied ({error}), and chains have copies of their own. "
+            "Keep what cannot be copied (locks, open files, tensors of a graph) outside the module."
+        ) from error
+    return prepare_in_place(copied)
 
 
 def prepare_in_place(module: nn.Module) -> nn.Module:
@@ -102,7 +109,7 @@ def sampling_of(module: nn.Module) -> Sampling | None:
 
 
 def structure(module: nn.Module) -> list[tuple]:
-    """The layers of a module with their options, tensors and hooks, but for what ``Sampling`` says."""
+    """The layers of a module with their attributes, tensors and hooks, but for what ``Sampling`` says."""
     found = []
     for name, part in module.named_modules():
         if name.rpartition(".")[2] == INPUT_DROPOUT:
@@ -110,7 +117,13 @@ def structure(module: nn.Module) -> list[tuple]:
         hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
         others = [hook for hook in hooks if hook not in (_drop_inputs, _nothing)]
         tensors = [*part._parameters, *part._buffers]
-        found.append((name, type(part), _said_by(part), others, tensors))
+        attributes = {
+            key: value if isinstance(value, bool | int | float | str | tuple | None) else id(value)
+            for key, value in vars(part).items()
+            if not key.startswith("_")
+            and not (isinstance(part, SeededDropout) and key in ("sampled", "masks"))
+        }
+        found.append((name, type(part), attributes, others, tensors))
     return found
 
 

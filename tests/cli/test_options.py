@@ -77,7 +77,7 @@ def test_values_are_read_as_numbers_lists_and_words(text, value):
         ("backend: fast", "Unknown backend 'fast'"),
         ("- a\n- b", "must hold names and values, got list"),
         ("a: [", "is not valid yaml"),
-        ("format_version: 99", "written by a newer polymode"),
+        ("format_version: 99", "has a format_version, which manifests"),
     ],
 )
 def test_bad_configs_are_refused_with_the_nearest_name(tmp_path, content, message):

@@ -165,11 +165,12 @@ def test_a_config_of_one_s_own_may_name_code(folder):
 )
 def test_posteriors_outside_the_folder_are_not_read(folder, name):
     shutil.copytree(folder / "plain", folder / "elsewhere")
-    (folder / "plain/link").symlink_to(folder / "elsewhere/posterior-0")
+    if name == "link":
+        (folder / "plain/link").symlink_to(folder / "elsewhere/posterior-0")
     name = name.format(folder=folder) if isinstance(name, str) else name
     edit(folder / "plain/manifest.json", posteriors=[name])
     line = the_line(polymode("predict", "plain", "new.csv", cwd=folder, code=1))
-    assert "does not lie in that folder" in line
+    assert ("is a symbolic link" if name == "link" else "does not lie in that folder") in line
 
 
 @pytest.mark.parametrize("kind", ["name", "link"])
@@ -183,7 +184,7 @@ def test_files_outside_the_folder_of_a_posterior_are_not_read(folder, kind):
         files["../../members.safetensors"] = files.pop("members-00000.safetensors")
         edit(posterior / "posterior.json", files=files)
     line = the_line(polymode("predict", "plain", "new.csv", cwd=folder, code=1))
-    assert "does not lie in that folder" in line
+    assert ("is a symbolic link" if kind == "link" else "does not lie in that folder") in line
 
 
 def test_labels_of_a_comparison_do_not_lead_out_of_its_folder(folder):
@@ -372,3 +373,43 @@ def test_documents_nested_without_end_are_refused(folder):
     (folder / "plain/task.json").write_text("[" * 100_000)
     line = the_line(polymode("predict", "plain", "new.csv", cwd=folder, code=1))
     assert "task.json is damaged" in line
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "reference"])
+def test_a_manifest_is_not_trusted_for_lack_of_a_version(folder, command):
+    options = {"data": "os:system", "set": {"data": {"command": "touch pwned"}}}
+    (folder / "plain/manifest.json").write_text(json.dumps(options))
+    said = polymode(command, "--config", "plain/manifest.json", cwd=folder, code=1)
+    assert "plain/manifest.json is not a run of polymode" in the_line(said)
+    assert not (folder / "pwned").exists()
+
+
+def test_a_manifest_that_was_changed_is_not_followed(folder):
+    path = folder / "plain/manifest.json"
+    path.write_text(path.read_text().replace('"backend": "loop"', '"backend": "vmap"'))
+    said = polymode("train", "--config", "plain/manifest.json", "--run", "again", cwd=folder, code=1)
+    assert "manifest.json is damaged" in the_line(said)
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "posterior-0", "events.jsonl", "task.json"])
+def test_links_in_a_run_folder_are_not_followed(folder, name):
+    outside = folder / "outside"
+    outside.mkdir()
+    (outside / "state-000000001.safetensors").write_text("mine")
+    there = folder / "plain" / name
+    shutil.rmtree(there) if there.is_dir() else there.unlink(missing_ok=True)
+    there.symlink_to(outside)
+    for command in (
+        ("predict", "plain", "new.csv"),
+        ("train", "--config", "plain/manifest.json", "--run", "plain"),
+    ):
+        assert "is a symbolic link" in polymode(*command, cwd=folder, code=1).stderr
+    assert [path.name for path in outside.iterdir()] == ["state-000000001.safetensors"]
+
+
+def test_one_refusal_names_all_that_has_to_be_given_again(folder):
+    edit(folder / "own/manifest.json", options__data="payload:load", options__ood="payload:foreign")
+    line = refused(folder, "evaluate", "own")
+    assert "evaluate own --model nets:build --data payload:load --ood payload:foreign or" in line
+    line = refused(folder, "train", "--config", "own/manifest.json", "--run", "again")
+    assert "--data payload:load --model nets:build --ood payload:foreign or" in line

@@ -138,6 +138,13 @@ def test_ood_scores_against_scikit_learn(ties):
     assert ours.fpr95 == pytest.approx(false_positive[true_positive >= 0.95].min(), abs=1e-6)
 
 
+def test_one_large_score_does_not_make_the_others_ties():
+    ordinary, foreign = torch.rand(100) * 0.5, torch.rand(100) * 0.5 + 0.6
+    large = torch.cat([ordinary, torch.tensor([1e6])])
+    # Of 100 · 101 pairs only those with the outlier are in the wrong order.
+    assert metrics.ood_scores(large, foreign).auroc == pytest.approx(100 / 101)
+
+
 def test_ranks_against_a_naive_loop():
     values = torch.randn(400, generator=torch.Generator().manual_seed(6), dtype=torch.float64).round(
         decimals=2
@@ -149,7 +156,7 @@ def test_ranks_against_a_naive_loop():
                 first, rank = value, rank + 1
             expected[value] = rank
         assert ranks_of(values, tolerance).tolist() == [expected[value] for value in values.tolist()]
-    steps = 1 + 0.5 * rounding_of(torch.ones(1)) * torch.arange(7)
+    steps = 1 + 0.5 * rounding_of(torch.ones(1)).item() * torch.arange(7)
     assert ranks_of(steps).tolist() == [0, 0, 0, 1, 1, 1, 2], "ties do not chain"
     assert ranks_of(torch.tensor([3, 1, 3, 2])).tolist() == [2, 0, 2, 1]
     with pytest.raises(InputError, match="1 of 2 scores are NaN or infinite"):

@@ -883,3 +883,34 @@ def test_a_hook_is_an_adaptation_too(tmp_path):
     quiet(Halving(), mlp, toy(), epochs=1).save(tmp_path / "saved")
     with pytest.raises(pm.errors.CheckpointError, match="halving changes the network"):
         pm.load_posterior(tmp_path / "saved", mlp)
+
+
+def test_a_factory_that_returns_one_module_is_refused():
+    module = mlp()
+    before = copy.deepcopy(module)
+    with pytest.raises(InputError, match="returns the same module each time: build it inside the function"):
+        quiet(DeepEnsemble(2), lambda: module, toy(), epochs=1)
+    assert str(module) == str(before)
+
+
+def test_inputs_that_the_networks_type_cannot_hold_are_refused():
+    posterior = quiet(Single(), lambda: mlp().float(), toy(), epochs=1)
+    inputs = torch.full((3, 4), 1e39, dtype=torch.float64)
+    with pytest.raises(InputError, match="3 of 3 examples hold NaN or infinite inputs"):
+        posterior.predict(inputs)
+
+
+class Scaling(Single):
+    """Adapts the network by an attribute, which no layer tells of."""
+
+    name = "scaling"
+
+    def adapt(self, module):
+        module.scale = 10.0
+        return module
+
+
+def test_an_attribute_is_an_adaptation_too(tmp_path):
+    quiet(Scaling(), mlp, toy(), epochs=1).save(tmp_path / "saved")
+    with pytest.raises(pm.errors.CheckpointError, match=r"scaling changes the network"):
+        pm.load_posterior(tmp_path / "saved", mlp)

@@ -195,7 +195,7 @@ def test_data_that_differ_are_told_by_their_sizes_and_not_by_hashes(tmp_path):
 
 def test_two_processes_do_not_work_in_one_folder(tmp_path):
     def collide(epoch):
-        with pytest.raises(CheckpointError, match="Another process is working in"):
+        with pytest.raises(CheckpointError, match="Another run is working in"):
             fit(tmp_path, resume=True)
 
     fit(tmp_path, epochs=1, observer=collide)

@@ -86,7 +86,7 @@ def _how_to_go_on(arguments: list[str]) -> str:
 
 def _how_to_trust(error: UntrustedImport, arguments: list[str]) -> str:
     typed = f"polymode {shlex.join(arguments)}"
-    again = f"{typed} {shlex.join([error.option, error.spec])} or, " if error.option else ""
+    again = f"{typed} {shlex.join(error.again)} or, " if error.again else ""
     return f" Type: {again}{'for all that it names, ' if again else ''}{typed} --trust"
 
 

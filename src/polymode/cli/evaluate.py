@@ -58,7 +58,7 @@ def run(options: EvaluateOptions) -> None:
     if options.out and Path(options.out).suffix != ".json":
         raise UsageError(f"--out {options.out!r} must end in .json.")
     given = [options.data, options.ood]
-    stored = StoredRun.open(options.run, options.model, given, trust=options.trust)
+    stored = StoredRun.open(options.run, options.model, given, trust=options.trust, own_data=not options.data)
     with with_threads(options.threads or stored.threads):
         if options.corruptions:
             _run_on_corruptions(options, stored)
@@ -111,7 +111,8 @@ def _run_on_corruptions(options: EvaluateOptions, stored: StoredRun) -> None:
     )
     baseline = None
     if options.baseline:
-        baseline = StoredRun.open(options.baseline, given=[options.data], trust=options.trust)
+        given = [options.data]
+        baseline = StoredRun.open(options.baseline, options.model, given, trust=options.trust, baseline=True)
     reporter = reporter_of(options)
     judged = judge_run(stored, options.data, images, baseline, options.draws, options.calibration, reporter)
     reporter.close()

@@ -57,7 +57,9 @@ class JobOptions(JudgingOptions):
     )
     processes: int = option(1, "divide the chains of a method among so many processes", place="screen")
     trust: bool = option(
-        False, "import what the manifest that --config names wants imported: that runs code", place="screen"
+        False,
+        "import the code that the manifest given by --config names: only for folders you trust",
+        place="screen",
     )
     tensorboard: bool = option(False, "also write TensorBoard files into the run's folder", place="screen")
 
@@ -227,7 +229,8 @@ def wanted_methods(text: str, default: Sequence[str]) -> dict[str, str]:
             raise unknown_name("method", name, METHODS)
         if not re.fullmatch(r"[\w+-][\w.+-]*", label) or label in ("data", "model", "all"):
             raise UsageError(
-                f"The label {label!r} must be of letters, digits, '_', '-', '.' and '+', the first no '.'."
+                f"The label {label!r} must be of letters, digits, '_', '-', '.' and '+', and must not begin "
+                "with a dot."
             )
         if label in wanted:
             raise UsageError(f"The label {label!r} occurs twice: write other={name} to tell them apart.")

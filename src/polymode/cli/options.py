@@ -19,7 +19,10 @@ import yaml
 from polymode.errors import InputError, unknown_name
 from polymode.imports import import_only
 from polymode.metrics import Bins
-from polymode.storage import FORMAT_VERSION
+from polymode.storage import read_document
+from polymode.training.arithmetic import MOST_THREADS, recorded_threads
+
+MANIFESTS = ("manifest.json", "comparison.json")  # what run folders keep their options in
 
 
 class UsageError(InputError):
@@ -59,17 +62,19 @@ class ComputingOptions(ScreenOptions):
     )
 
     def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"--threads must be at least 1, got {self.threads}.")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise UsageError(f"--threads must be between 1 and {MOST_THREADS}, got {self.threads}.")
 
 
 @dataclass(frozen=True)
 class JudgingOptions(ComputingOptions):
     """How posteriors are judged, wherever they are."""
 
-    draws: int = option(100, "networks drawn of a posterior that has no end of them")
-    bins: int = option(15, "bins of confidence that calibration errors (ECE, MCE) are made of")
-    bin_minimum: int = option(0, "leave bins of so many examples or fewer out of them")
+    draws: int = option(100, "networks to draw from a posterior that can draw any number")
+    bins: int = option(
+        15, "bins of confidence that calibration errors (ECE, MCE) are made of", place="screen"
+    )
+    bin_minimum: int = option(0, "ignore bins with this many examples or fewer", place="screen")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,6 +125,7 @@ def parse(kind: type[AnyOptions], command: str, about: str, arguments: Sequence[
     for argument in unknown:
         if argument.startswith("-"):
             flags = [f for action in parser._actions for f in action.option_strings if f.startswith("--")]
+            flags.remove("--trust") if "--trust" in flags else None  # nobody is led to it by a slip
             raise unknown_name(f"option of polymode {command}", argument.split("=")[0], flags)
         raise UsageError(f"{argument!r} is not expected here. See polymode {command} --help.")
     given = {
@@ -230,11 +236,17 @@ def _read_config(path: Path, kind: type, command: str) -> tuple[dict[str, Any], 
         raise UsageError(
             f"The config {path} is not valid {path.suffix.lstrip('.') or 'YAML'}: {reason}."
         ) from None
-    is_manifest, record = isinstance(content, dict) and "format_version" in content, {}
+    # By its name, too: whoever made a folder could leave the version out, to be taken for the user's own.
+    is_manifest = path.name in MANIFESTS or (isinstance(content, dict) and "format_version" in content)
+    record: Any = {}
     if is_manifest:
-        if not isinstance(content["format_version"], int) or content["format_version"] > FORMAT_VERSION:
-            raise UsageError(f"{path} was written by a newer polymode: update polymode to use it.")
-        record, content = content.get("record", {}), content.get("options", {})  # the manifest of a run
+        if path.suffix != ".json":
+            raise UsageError(
+                f"The config {path} has a format_version, which manifests (.json) have: remove it."
+            )
+        kind_of_document = content.get("what", "run") if isinstance(content, dict) else "run"
+        document = read_document(path, str(kind_of_document), "Options of yours go into a file of your own.")
+        record, content = document.get("record", {}), document.get("options", {})
     if content is None:
         return {}, is_manifest
     if not isinstance(content, dict):
@@ -250,8 +262,8 @@ def _read_config(path: Path, kind: type, command: str) -> tuple[dict[str, Any], 
         if name not in names:
             raise unknown_name(f"option in {path} for polymode {command}", str(key), names)
         values[name] = _checked(kind, name, value)
-    if is_manifest and "threads" in _types(kind) and isinstance(record, dict) and "threads" in record:
-        values["threads"] = _checked(kind, "threads", record["threads"])  # those that were chosen then
+    if is_manifest and "threads" in _types(kind):
+        values["threads"] = recorded_threads(record)  # those that were chosen then
     return values, is_manifest
 
 

@@ -48,7 +48,7 @@ class PredictOptions(ComputingOptions):
     trust: bool = option(
         False, "import whatever code the run's folder names: only for folders you trust", place="screen"
     )
-    draws: int = option(100, "networks drawn of a posterior that has no end of them")
+    draws: int = option(100, "networks to draw from a posterior that can draw any number")
     seed: int = option(0, "seed of these draws")
 
 

@@ -19,6 +19,7 @@ from polymode.likelihoods import Categorical, Gaussian, make_likelihood
 from polymode.methods import HMC
 from polymode.posteriors import Posterior
 from polymode.reference import Reference, row_hashes
+from polymode.training.arithmetic import recorded_threads, with_threads
 from polymode.training.method import describe
 
 ABOUT = """Sample the posterior by full-batch Hamiltonian Monte Carlo and keep what it predicts for test data.
@@ -98,8 +99,10 @@ def run(options: ReferenceOptions) -> None:
             reporter=reporter,
         )
         reporter.say("judging the chains by what they predict")
-        judged = verdict(posterior, job.task.splits[0].test)
-        floor = noise_floor(posterior, job.task.splits[0].test)
+        with with_threads(options.threads or recorded_threads(posterior.record)):
+            judged = verdict(posterior, job.task.splits[0].test)
+            floor = noise_floor(posterior, job.task.splits[0].test)
+            reference = _reference(posterior, job, judged, floor, command_line("reference", options))
     finally:
         reporter.close()
     _report(options, posterior, judged, floor)
@@ -108,7 +111,6 @@ def run(options: ReferenceOptions) -> None:
             f"This sample is no reference: {'; '.join(judged.reasons)}. Nothing was written; the run is kept "
             f"in {folder}. --force writes it, marked as unfit."
         )
-    reference = _reference(posterior, job, judged, floor, command_line("reference", options))
     path = Path(options.out) if options.out else folder / "reference.npz"
     reference.save(path.resolve() if options.out else path)
     if options.json:

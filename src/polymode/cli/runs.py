@@ -1,5 +1,6 @@
 """Run folders as commands read them: posteriors, and new examples brought into the shape they know."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,13 +17,14 @@ from polymode.data import Data, Preprocessing, Split, Task, as_tree, characters
 from polymode.data.folders import read_images
 from polymode.data.loading import load_inputs_for_ood, load_labelled, load_task
 from polymode.data.tables import SUFFIXES, read_rows
-from polymode.errors import CheckpointError, InputError, require
+from polymode.errors import CheckpointError, InputError, require, shortened
 from polymode.evaluation import arrays_of
 from polymode.imports import import_object, import_only, is_import
 from polymode.models import make_model
 from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.base import MANIFEST
-from polymode.storage import entry, inside, read_document, well_formed
+from polymode.storage import entry, inside, read_document, refuse_links, well_formed
+from polymode.training.arithmetic import recorded_threads
 from polymode.training.setup import fingerprint
 from polymode.trees import Tree
 
@@ -37,15 +39,25 @@ class StoredRun:
 
     @classmethod
     def open(
-        cls, folder: str, model: str = "", given: Sequence[str] = (), *, trust: bool = False
+        cls,
+        folder: str,
+        model: str = "",
+        given: Sequence[str] = (),
+        *,
+        trust: bool = False,
+        baseline: bool = False,
+        own_data: bool = False,
     ) -> "StoredRun":
         """Read what a folder says; from here on nothing that it names is imported unless it may be.
 
-        model, given: the network and data that the user has named. trust: import whatever it names.
+        model, given: the network and data that the user has named. trust: import whatever it names. baseline:
+        the run beside the one that they were named for, which may have another network. own_data: whether the
+        data that the run was made with are wanted.
         """
         path = Path(folder)
         if not path.is_dir():
             raise CheckpointError(f"{folder} is not a folder: name the folder of a run.")
+        refuse_links(path)
         if (path / "comparison.json").exists():
             runs = sorted(p.parent.name for p in path.glob(f"*/{MANIFEST}"))
             raise UsageError(f"{folder} is a comparison; name one of its runs: {', '.join(runs)}.")
@@ -64,7 +76,7 @@ class StoredRun:
         )
         stored = cls(path, manifest, task)
         stored._check()
-        if model and model != stored.network["name"]:
+        if model and model != stored.network["name"] and not baseline:
             raise UsageError(
                 f"--model {model}: {folder} was trained with {stored.network['name']}, and its weights are "
                 "those of that network."
@@ -73,11 +85,8 @@ class StoredRun:
             import_only(
                 {"The model": [model], "The data": given},
                 f"The run folder {folder}",
-                {
-                    stored.spec("ood"): "--ood",
-                    stored.spec("data"): "--data",
-                    stored.network["name"]: "--model",
-                },
+                ({} if baseline else {stored.network["name"]: "--model"})
+                | ({stored.spec("data"): "--data", stored.spec("ood"): "--ood"} if own_data else {}),
             )
         stored.model  # noqa: B018  # one that may not be imported is told before any work
         return stored
@@ -86,6 +95,11 @@ class StoredRun:
         """Raise unless all is there that the commands look for, and of its type."""
         path, task_path = self.folder / MANIFEST, self.folder / TASK
         entry(self.manifest, "options", dict, path)
+        method = entry(entry(self.manifest, "method", dict, path), "name", str, path)
+        if not re.fullmatch(r"[\w.+-]+", method):
+            raise CheckpointError(
+                f"{path} is damaged: {shortened(repr(method))} is not the name of a method."
+            )
         names = entry(self.manifest, "posteriors", list, path)
         network, ready = (
             entry(self.task, "network", dict, task_path),
@@ -118,9 +132,7 @@ class StoredRun:
     @property
     def threads(self) -> int | None:
         """Threads that the run trained with, but no more than there are here."""
-        record: Any = self.manifest.get("record", {})
-        number = record.get("threads") if isinstance(record, dict) else None
-        return min(number, torch.get_num_threads()) if isinstance(number, int) and number >= 1 else None
+        return recorded_threads(self.manifest.get("record"))
 
     @property
     def num_posteriors(self) -> int:

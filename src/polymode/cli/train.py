@@ -80,6 +80,7 @@ def run(options: TrainOptions) -> None:
             options.calibration,
             reporter,
             method.name,
+            threads=options.threads,
         )
     finally:
         reporter.close()

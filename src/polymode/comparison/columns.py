@@ -71,9 +71,13 @@ def noise_floor_text(reference: Reference) -> str:
     floor = reference.noise_floor
     if floor is None:
         return "the reference's own noise floor is not known"
-    text = f"between halves of the reference's own chains: {distances_text(floor)}"
+    units = ", in standardised units" if reference.kind == "samples" else ""
+    text = (
+        f"noise floor of the reference: {distances_text(floor)} between halves of its own chains{units}; "
+        "methods whose distances differ by less cannot be told apart"
+    )
     effective = reference.about.get("effective_samples")
-    return text if effective is None else f"{text} (all of it is worth {effective:,.0f} independent samples)"
+    return text if effective is None else f"{text} (its samples are worth {effective:,.0f} independent ones)"
 
 
 def columns_for(likelihood: Likelihood) -> Sequence[Column]:

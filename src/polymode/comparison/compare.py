@@ -23,13 +23,14 @@ from polymode.storage import (
     finite,
     inside,
     read_document,
+    refuse_links,
     write_document,
     write_tensors,
     write_text,
 )
 from polymode.surgery import Model
 from polymode.training import Epoch, Method, epochs_of, fit
-from polymode.training.arithmetic import with_threads
+from polymode.training.arithmetic import recorded_threads, with_threads
 from polymode.training.fit import usable_device
 from polymode.training.folder import hardware, versions
 from polymode.training.method import describe
@@ -113,7 +114,16 @@ def compare(
             observer=observers(folder / label),
         )
         judged = judge_all(
-            posteriors, replicates, folder / label, task.ood, num_draws, bins, reporter, label, reference
+            posteriors,
+            replicates,
+            folder / label,
+            task.ood,
+            num_draws,
+            bins,
+            reporter,
+            label,
+            reference,
+            threads=threads,
         )
         result = _result(label, sized, epochs, posteriors, judged, folder / label, num_draws)
         spent = result.price["member_epochs"]
@@ -198,6 +208,8 @@ def judge_all(
     reporter: Reporter,
     label: str,
     reference: Reference | None = None,
+    *,
+    threads: int | None = None,
 ) -> list[dict[str, Any]]:
     """Scores and curves of every replicate, from the run's folder where they are about the same already."""
     about = {
@@ -212,7 +224,7 @@ def judge_all(
     reporter.say(f"{label}: judging {_count(len(replicates), 'posterior')}")
     found, files = [], {}
     for index, (posterior, replicate) in enumerate(zip(posteriors, replicates, strict=True)):
-        with with_threads(posterior.record.get("threads")):
+        with with_threads(threads or recorded_threads(posterior.record)):
             judgement: Judgement = judge(
                 posterior, replicate.data, ood, reference, num_draws=num_draws, bins=bins
             )
@@ -268,6 +280,7 @@ def _on_device(sources: Sequence[Data], device: torch.device | str | None) -> li
 
 def _claim(folder: Path, options: Mapping[str, Any]) -> None:
     """Take a folder for this comparison; one that belongs to another is refused."""
+    refuse_links(folder)
     if (folder / MANIFEST).exists():
         saved = entry(read_document(folder / MANIFEST, "comparison"), "options", dict, folder / MANIFEST)
         # An option that the folder does not know came with a later version: its run tells whether it fits.

@@ -5,6 +5,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from polymode.comparison.results import Summary
@@ -23,23 +24,24 @@ def add_result(
     unit: str,
     replicates: Mapping[Any, Mapping[str, float]],
     *,
+    cost: Mapping[str, Any] = MappingProxyType({}),
     digits: int = 4,
 ) -> dict[str, Any]:
     """Put a result into a table: a row of means with standard errors there, its replicates beside it.
 
     settings: what the result is of, the first columns of both tables; rows of the same settings are replaced,
     so that an experiment may be repeated. unit: what replicates differ in, "seed" or "split". replicates: the
-    scores of each. digits: of means and errors, after the point; replicates keep all of theirs. Returns the
-    row of means.
+    scores of each. cost: what it took, such as seconds, which are others every time. digits: of means and
+    errors, after the point; replicates keep all of theirs. Returns the row of means.
     """
     require(len(replicates) > 0, f"There are no replicates to put into {table}.")
     names = list(next(iter(replicates.values())))
-    means: dict[str, Any] = dict(settings)
+    means: dict[str, Any] = {**settings, **cost}
     for name in names:
         summary = Summary.of([scores[name] for scores in replicates.values()])
         error = math.nan if summary.standard_error is None else summary.standard_error
         means |= {name: f"{summary.mean:.{digits}f}", f"{name}_se": f"{error:.{digits}f}"}
-    each = [{**settings, unit: key, **scores} for key, scores in replicates.items()]
+    each = [{**settings, **cost, unit: key, **scores} for key, scores in replicates.items()]
     _replace_rows(replicates_path(table), list(settings), each)  # first: a mean never lacks what it is of
     _replace_rows(table, list(settings), [means])
     return means

@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polymode.data.task import Preprocessing
-from polymode.errors import InputError, require, unknown_name
+from polymode.errors import InputError, require, shortened, unknown_name
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
@@ -141,7 +141,7 @@ def _named(frame: Any, names: Sequence[str], target: str | None, path: Path) -> 
         place = f"Column {list(frame.columns).index(name) + 1} of {path} has no name"
         if not _counts_rows(frame[name]):
             raise InputError(
-                f"{place}. Write one into the header, or leave the column out with data.drop=[{name!r}]."
+                f'{place}. Write one into the header, or leave it out with --set "data.drop=[{name!r}]".'
             )
         warnings.warn(f"{place} and numbers the rows: it is left out.", stacklevel=4)
     return [name for name in names if name not in nameless]
@@ -155,11 +155,22 @@ def _counts_rows(column: Any) -> bool:
     return bool((values == values.round()).all() and (np.diff(values) == 1).all())
 
 
-def columns_to_read(frame: Any, preprocessing: Preprocessing, path: Path) -> list[str]:
-    """The columns that a network was trained on, in its order."""
+def columns_to_read(
+    frame: Any, preprocessing: Preprocessing, path: Path, others: Collection[str]
+) -> list[str]:
+    """The columns that a network was trained on, in its order.
+
+    others: columns that are no inputs, where a network was trained on arrays without names.
+    """
     names = [str(name) for name in frame.columns]
-    if not preprocessing.columns:  # trained on arrays: the order is all there is
-        return [name for name in names if name != preprocessing.target]
+    if not preprocessing.columns:
+        found = [name for name in names if name not in others]
+        warnings.warn(
+            f"The network was trained on data without names of columns: those of {path} are taken in their "
+            f"order ({shortened(', '.join(found))}).",
+            stacklevel=5,
+        )
+        return found
     missing = [name for name in preprocessing.columns if name not in names]
     require(
         not missing,
@@ -205,7 +216,7 @@ def check_no_gaps(frame: Any, path: Path) -> None:
             raise InputError(
                 f"The column {name!r} of {path} has {int(gaps.sum())} missing values, the first in "
                 f"{_place(gaps.idxmax(), path)}. Fill them in, remove those rows, or leave the column out "
-                f"with data.drop=[{name!r}]."
+                f'with --set "data.drop=[{name!r}]".'
             )
 
 
@@ -223,7 +234,7 @@ def features(frame: Any, columns: Sequence[str], path: Path) -> Tensor:
         raise InputError(
             f"The column {columns[column]!r} of {path} holds an infinite value in "
             f"{_place(frame.index[row], path)}. Replace it, or leave the column out with "
-            f"data.drop=[{columns[column]!r}]."
+            f'--set "data.drop=[{columns[column]!r}]".'
         )
     return torch.from_numpy(values)
 
@@ -236,7 +247,7 @@ def _feature(column: Any, name: str, path: Path) -> np.ndarray:
     row = bad.idxmax() if bad.any() else column.index[0]
     raise InputError(
         f"The column {name!r} of {path} is not numeric: {str(column[row])!r} in {_place(row, path)}. Encode "
-        f"it as numbers, or leave it out with data.drop=[{name!r}]."
+        f'it as numbers, or leave it out with --set "data.drop=[{name!r}]".'
     )
 
 

@@ -126,8 +126,9 @@ def _read(
         about = {ROW: np.arange(1, len(inputs) + 1)}
     else:
         frame = read_frame(path, separator)
-        columns = columns_to_read(frame, preprocessing, path)
-        name = preprocessing.target
+        # A run that knows no names has its target in the last column, as a table has that is trained on.
+        name = preprocessing.target or (str(frame.columns[-1]) if need_target else "")
+        columns = columns_to_read(frame, preprocessing, path, {name, *keep})
         wanted = [*columns, name] if need_target else columns
         if need_target and name not in frame.columns:
             raise unknown_name(f"target column of {path}", name, map(str, frame.columns))

@@ -1,6 +1,5 @@
 """A task: data to train on, data to be judged on, and what the targets mean."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
@@ -109,6 +108,8 @@ class Preprocessing:
         return (raw - self.target_shift) / self.target_scale
 
 
+LARGEST = torch.finfo(torch.float32).max  # of a number that a network can see
+
 # The types of an entry's values, by the names of those that have others than text.
 _NUMBERS = {
     "input_shift": (int, float),
@@ -125,7 +126,7 @@ def _check_entry(name: str, value: Any, default: Any) -> None:
     many, kinds = isinstance(default, tuple), _NUMBERS.get(name, (str,))
     each = value if many and isinstance(value, tuple) else [value]
     right = many == isinstance(value, tuple) and all(
-        isinstance(v, kinds) and not isinstance(v, bool) and (isinstance(v, str) or math.isfinite(v))
+        isinstance(v, kinds) and not isinstance(v, bool) and (isinstance(v, str) or abs(v) <= LARGEST)
         for v in each
     )
     words = "text" if kinds == (str,) else "whole numbers" if kinds == (int,) else "finite numbers"

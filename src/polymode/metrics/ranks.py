@@ -6,8 +6,8 @@ from torch import Tensor
 from polymode.errors import InputError
 
 
-def rounding_of(values: Tensor) -> float:
-    """How far apart rounding alone can put two equal scores: 16 ε · max(1, max |value|).
+def rounding_of(values: Tensor) -> Tensor:
+    """How far apart rounding alone can put two scores that are equal: 16 ε · max(1, |value|), [N].
 
     ε is that of the values' own type: hand over scores as they were computed, not widened. Confidences
     and entropies are made of log-probabilities, which are wrong by some ε of the logits' size, and carry
@@ -17,9 +17,9 @@ def rounding_of(values: Tensor) -> float:
     size 5), and the mutual information of members that agree is at most 4 ε (up to 1,000 classes).
     Integers are exact.
     """
-    if not values.is_floating_point() or not len(values):
-        return 0.0
-    return 16 * torch.finfo(values.dtype).eps * max(1.0, values.abs().max().item())
+    if not values.is_floating_point():
+        return torch.zeros(values.shape, dtype=torch.float64, device=values.device)
+    return 16 * torch.finfo(values.dtype).eps * values.abs().double().clamp(min=1.0)
 
 
 def ranks_of(values: Tensor, tolerance: float | None = None) -> Tensor:
@@ -27,19 +27,20 @@ def ranks_of(values: Tensor, tolerance: float | None = None) -> Tensor:
 
     From the lowest value upwards: a group is a value and all that lie within ``tolerance`` above it, the next
     value begins the next group. So no group is wider than the tolerance, however dense the values are.
-    tolerance: ``rounding_of(values)`` where none is given.
+    tolerance: one for all, or ``rounding_of(values)``, that of the first value of a group.
     """
     if not bool(values.isfinite().all()):
         number = int((~values.isfinite()).sum())
         raise InputError(f"{number} of {len(values)} scores are NaN or infinite: they have no rank.")
-    tolerance = rounding_of(values) if tolerance is None else tolerance
     ordered, order = values.double().sort()
-    ends = torch.searchsorted(ordered, ordered + tolerance, right=True).tolist()
-    begins = torch.zeros(len(ordered), dtype=torch.int64)
-    place = 0
+    width = rounding_of(values)[order] if tolerance is None else tolerance
+    ends = torch.searchsorted(ordered, ordered + width, right=True).tolist()
+    begins, place = [], 0
     while place < len(ends):
-        begins[place] = 1
+        begins.append(place)
         place = ends[place]
+    is_first = torch.zeros_like(order)
+    is_first[torch.tensor(begins, dtype=torch.int64, device=order.device)] = 1
     ranks = torch.empty_like(order)
-    ranks[order] = begins.cumsum(0).to(order.device) - 1
+    ranks[order] = is_first.cumsum(0) - 1
     return ranks

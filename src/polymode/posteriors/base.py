@@ -18,7 +18,7 @@ from polymode.members import Backend, Members, Tensors, forward_members
 from polymode.posteriors.network import Network
 from polymode.predictive import GaussianPredictive, Predictive
 from polymode.storage import CheckedFile, write_document, write_tensors
-from polymode.surgery import sampling_of, structure_of
+from polymode.surgery import match_precision, sampling_of, structure_of
 from polymode.trees import Tree, leaves, length, map_tree
 
 # A block of drawn weights, and the member outputs computed at once, stay below this many bytes.
@@ -183,7 +183,7 @@ class Posterior(ABC):
         to invert (Gaussian likelihoods); this replays the draws once per chunk of points.
         """
         require(length(inputs := as_tree(inputs)) > 0, "There are no points to predict.")
-        check_finite(inputs)
+        check_finite(match_precision(self.network.dtype, inputs))  # as the network will see them
         state = None if generator is None else generator.get_state()
         accumulator = self.network.likelihood.accumulator(length(inputs))
         for rows, outputs, weights in self.outputs(inputs, num_members, generator, batch_size=batch_size):

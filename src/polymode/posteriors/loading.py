@@ -22,6 +22,7 @@ from polymode.storage import (
     names_of,
     read_document,
     read_tensors,
+    refuse_links,
     well_formed,
 )
 from polymode.surgery import Model, Sampling, build, prepare, sample_dropout_of, set_tensors
@@ -59,6 +60,7 @@ def load_posterior(folder: str | Path, model: Model, *, check_structure: bool = 
     if not path.exists():
         folder = _posterior_of_run(folder)
         path = folder / "posterior.json"
+    refuse_links(folder)
     manifest = read_document(path, "posterior")
     kind = entry(manifest, "kind", str, path)
     if kind not in POSTERIORS:

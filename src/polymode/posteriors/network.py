@@ -149,7 +149,7 @@ def check_layers(saved: Mapping[str, Any], module: nn.Module, where: str) -> Non
             part = repr(name) if name else "the module itself"
             raise CheckpointError(
                 f"{where} belongs to another network: {part} is {first} there and {second} in the module "
-                "given. Pass the module it was made with; where a class has only got another name, "
+                "given. Pass the module it was made with; where a class has merely been renamed, "
                 "load_posterior(..., check_structure=False) reads it all the same."
             )
 

@@ -1,9 +1,13 @@
 """How a run computes: with how many threads, and what happens to the smallest numbers."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+
+from polymode.errors import require
 
 
 @contextmanager
@@ -23,13 +27,57 @@ def without_denormals() -> Iterator[None]:
             torch.set_flush_denormal(False)
 
 
+MOST_THREADS = 1024  # each is a thread of the system: more would bring a machine down
+
+# PyTorch has a number of threads for each thread of Python, and new threads begin with the latest one that
+# anybody has set. So a thread that begins while a run computes in another one finds the run's number, which
+# is nobody's wish: the number that its caller has stands first here.
+_lock = threading.Lock()
+_wished: list[int] = []
+_set_by_runs: set[int] = set()
+
+
+class _Depth(threading.local):
+    number = 0
+
+
+_depth = _Depth()
+
+
+def available_threads() -> int:
+    """The number of threads that the caller has set, or that PyTorch takes by itself."""
+    now = torch.get_num_threads()
+    with _lock:
+        return _wished[0] if _wished and not _depth.number and now in _set_by_runs else now
+
+
+def recorded_threads(record: Any) -> int | None:
+    """The threads in the record of a run, but no more than there are here; None where it tells none."""
+    number = record.get("threads") if isinstance(record, Mapping) else None
+    return min(number, available_threads()) if isinstance(number, int) and number >= 1 else None
+
+
 @contextmanager
 def with_threads(number: int | None) -> Iterator[None]:
     """Compute with so many threads (None: as they are) and give the caller's own number back afterwards."""
-    before = torch.get_num_threads()
+    require(
+        number is None or 1 <= number <= MOST_THREADS,
+        f"threads must be between 1 and {MOST_THREADS}, got {number}.",
+    )
+    before = available_threads()
+    with _lock:
+        _wished.append(before)
+        if number is not None:
+            _set_by_runs.add(number)
+    _depth.number += 1
     if number is not None:
         torch.set_num_threads(number)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        _depth.number -= 1
+        with _lock:
+            _wished.remove(before)
+            if not _wished:
+                _set_by_runs.clear()

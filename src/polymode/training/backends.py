@@ -1,6 +1,7 @@
 """How a run computes: ``vmap`` or ``loop``, one thread or several; measured once at its start, then kept."""
 
 import math
+import os
 import threading
 import time
 import warnings
@@ -14,7 +15,7 @@ from polymode.data import Data
 from polymode.errors import CannotVectorise, NonFiniteLoss, unknown_name
 from polymode.members import BACKENDS, Backend, Members, forward_members
 from polymode.posteriors.network import Network
-from polymode.training.arithmetic import with_threads
+from polymode.training.arithmetic import available_threads, with_threads
 from polymode.training.method import Method, Phase, build_optimizers
 from polymode.training.objective import Execution
 from polymode.training.setup import SetUp
@@ -34,6 +35,15 @@ AnyBackend = Backend | Literal["auto"]
 
 # One thread measures at a time: others would disturb it, and Python's filters of warnings are global.
 _measuring = threading.Lock()
+
+
+def _unlock_in_child() -> None:
+    global _measuring
+    _measuring = threading.Lock()  # the thread that held it does not exist in a forked process
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ def _counts(execution: Execution, threads: int | None) -> list[int]:
     """Numbers of threads to choose from, the fewest first."""
     if threads is not None:
         return [threads]
-    available = torch.get_num_threads()
+    available = available_threads()
     return sorted({1, available}) if execution.device.type == "cpu" else [available]
 
 

@@ -26,6 +26,7 @@ from polymode.posteriors import Particles, Posterior, merge
 from polymode.posteriors.base import MANIFEST
 from polymode.posteriors.network import Network
 from polymode.surgery import Model
+from polymode.training.arithmetic import MOST_THREADS
 from polymode.training.backends import AnyBackend
 from polymode.training.epoch import Epoch
 from polymode.training.method import Method
@@ -146,7 +147,10 @@ def fit(
     _check_precision(precision, job.device)
     check_processes(processes, job)
     if threads is not None:
-        require_whole("threads", threads)
+        require(
+            require_whole("threads", threads) <= MOST_THREADS,
+            f"threads must be at most {MOST_THREADS}, got {threads}.",
+        )
     folder = _run_folder(run_dir, resume=resume)
     if processes > 1:
         require(observer is None and extend is None, "observer= and extend= need processes=1.")

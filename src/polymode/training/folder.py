@@ -19,7 +19,7 @@ from polymode._version import __version__
 from polymode.errors import CheckpointError
 from polymode.posteriors import Posterior
 from polymode.posteriors.base import MANIFEST
-from polymode.storage import entry, inside, read_document, write_document, writing
+from polymode.storage import entry, inside, read_document, refuse_links, write_document, writing
 from polymode.training.checkpoint import Checkpoints, check_signature
 from polymode.training.epoch import Epoch
 from polymode.training.events import EventLog
@@ -45,6 +45,7 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Keep other processes out of the folder; the system lets go of it however this process ends."""
+        refuse_links(self.path)
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / ".lock")
@@ -52,7 +53,7 @@ class RunFolder:
                 lock.acquire(timeout=0)
             except Timeout:
                 raise CheckpointError(
-                    f"Another process is working in {self.path}: wait for it, or choose another folder."
+                    f"Another run is working in {self.path}: wait for it, or choose another folder."
                 ) from None
         try:
             yield

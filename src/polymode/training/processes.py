@@ -18,6 +18,7 @@ from torch import multiprocessing
 
 from polymode.errors import InputError, PolymodeError
 from polymode.posteriors import Particles, Posterior, load_posterior, merge
+from polymode.training.arithmetic import available_threads
 from polymode.training.backends import AnyBackend
 from polymode.training.events import epochs_of, read_events
 from polymode.training.folder import PARTS, RunFolder
@@ -156,7 +157,7 @@ def _run_parts(
             backend,
             checkpoint_seconds,
             threads,
-            max(1, torch.get_num_threads() // processes),
+            max(1, available_threads() // processes),
         )
         for number, chains in enumerate(divided(job.chains, processes))
     ]

@@ -109,7 +109,12 @@ def remarks_on(job: Job) -> Iterator[str]:
             "network draws all of them, lambda: copy.deepcopy(module) starts all from these weights."
         )
     for data in job.sources:
-        remark = job.likelihood.remark_on(data.targets) if isinstance(data, ArrayData) else None
+        first = (
+            data.targets
+            if isinstance(data, ArrayData)
+            else next(iter(data.in_order(data.batch_size))).targets
+        )
+        remark = job.likelihood.remark_on(first)
         if remark is not None:
             yield remark
             break  # one data set says enough about all

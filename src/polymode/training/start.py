@@ -149,7 +149,13 @@ def own_names(model: Model, template: nn.Module, changed: frozenset[str], seed: 
     names = trainable_names(template) | changed | frozenset(seed_buffers(template))
     if isinstance(model, nn.Module):
         return names
-    first, second = (tensors_of(prepare_in_place(build(model, derive_seed(seed, n)))) for n in ("a", "b"))
+    modules = [build(model, derive_seed(seed, n)) for n in ("a", "b")]
+    if modules[0] is modules[1]:
+        raise InputError(
+            "The model factory returns the same module each time: build it inside the function, pass the "
+            "module itself, or lambda: copy.deepcopy(module) to start all chains from its weights."
+        )
+    first, second = (tensors_of(prepare_in_place(module)) for module in modules)
     prefix = "" if first.keys() <= tensors_of(template).keys() else "network."
     drawn = {
         prefix + name for name in first.keys() & second.keys() if not torch.equal(first[name], second[name])

@@ -121,7 +121,7 @@ class State:
     def restore(self, saved: dict[str, Any]) -> None:
         """Take up a snapshot, in place; the optimisers of its phase must be built already."""
         members = self.members
-        # Of format 1 a number is known only.
+        # Format 1 knows their number only.
         finished = saved["finished"] if "finished" in saved else saved["num_finished"]
         self.finished.restore(finished, members.num_groups, members.group_size)
         for kind, target in self.tensors.items():
@@ -133,6 +133,10 @@ class State:
             optimizer.load_state_dict(saved["optimizers"][name])
         self.best = None
         if saved["best"] is not None:
+            if "tensors" not in saved["best"]:
+                raise CheckpointError(
+                    "The checkpoint is of an earlier version, which kept less of the best epoch: begin again."
+                )
             self.best = Best(**saved["best"] | {"tensors": clones(self.tensors)})
             for kind, target in self.best.tensors.items():
                 copy_into(target, saved["best"]["tensors"][kind])
@@ -153,6 +157,11 @@ def copy_into(target: Tensors, source: Tensors) -> None:
     if target.keys() != source.keys():
         raise CheckpointError(f"The checkpoint holds {sorted(source)}, this run needs {sorted(target)}.")
     for name, tensor in target.items():
+        if tensor.shape != source[name].shape:
+            raise CheckpointError(
+                f"{name!r} of the checkpoint is {list(source[name].shape)}, this run needs "
+                f"{list(tensor.shape)}."
+            )
         tensor.copy_(source[name])
 
 

@@ -9,6 +9,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+from polymode.imports import _LIMIT
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 collect_ignore = ["other_kernels.py"]  # importing it exchanges kernels: only -p other_kernels may
@@ -23,6 +25,13 @@ def global_random_state_is_left_alone():
     yield
     # Tests themselves may draw; what must not happen is a seed set by the library that stays.
     assert torch.initial_seed() == 1234
+
+
+@pytest.fixture(autouse=True)
+def imports_are_unlimited():
+    """A command ends with its process, and with it what it may import; here the next test follows."""
+    yield
+    _LIMIT.set(None)
 
 
 @pytest.fixture

@@ -295,8 +295,8 @@ def test_the_noise_floor_is_kept_and_told(tmp_path):
     read = Reference.load(Reference("probabilities", right(data), about=about).save(tmp_path / "r.npz"))
     assert read.noise_floor == floor
     assert noise_floor_text(read) == (
-        "between halves of the reference's own chains: agreement 0.9800, TV 0.0210 (all of it is worth 109 "
-        "independent samples)"
+        "noise floor of the reference: agreement 0.9800, TV 0.0210 between halves of its own chains; methods "
+        "whose distances differ by less cannot be told apart (its samples are worth 109 independent ones)"
     )
     old = Reference("probabilities", right(data))
     assert noise_floor_text(old) == "the reference's own noise floor is not known"

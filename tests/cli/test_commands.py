@@ -63,7 +63,7 @@ def test_a_reference_is_made_judged_and_compared_with(tmp_path):
     compared = polymode("compare", *options, *methods, "--reference", "r.npz", cwd=tmp_path)
     assert "agreement ↑" in compared.stdout
     assert "TV ↓" in compared.stdout
-    beside = f"between halves of the reference's own chains: {told}"
+    beside = f"noise floor of the reference: {told} between halves of its own chains"
     assert beside in compared.stdout
     assert beside in html.unescape((tmp_path / "out/report.html").read_text())
     assert json.loads((tmp_path / "out/results.json").read_text())["noise_floor"] == floor

@@ -336,7 +336,7 @@ def test_row_numbers_without_a_name_are_left_out(tmp_path, first, name):
 
 def test_other_columns_without_a_name_are_refused(tmp_path):
     path = write_csv(tmp_path, "a,,y\n1,2.5,0.1\n2,3.5,0.2\n4,9,0.3\n5,1,0.4\n6,1,0.5\n")
-    with pytest.raises(InputError, match=r"Column 2 of .* has no name\. .* data\.drop=\['Unnamed: 1'\]"):
+    with pytest.raises(InputError, match=r"Column 2 of .* has no name\. .*data\.drop=\['Unnamed: 1'\]"):
         table(path)
     assert table(path, drop=["Unnamed: 1"]).splits[0].preprocessing.columns == ("a",)
     path = write_csv(tmp_path, "a,b,y,\n" + "".join(f"{i},{i * i},{i / 3},\n" for i in range(9)))

@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 import torch
 
-from polymode.data.tables import read_table, table
+from polymode.data.tables import read_rows, read_table, table
+from polymode.data.task import Preprocessing
 from polymode.errors import InputError
 
 ROWS = 20
@@ -352,3 +353,19 @@ def test_names_that_occur_twice_are_refused(tmp_path):
         table(path)
     path = write_csv(tmp_path, "a,a.1,y\n" + "".join(f"{i},{i * i},{i / 3}\n" for i in range(9)))
     assert table(path).splits[0].preprocessing.columns == ("a", "a.1")
+
+
+def test_a_network_of_nameless_data_takes_columns_in_their_order(tmp_path):
+    path = write_csv(tmp_path, "id,b,a,y\n007,1,2,5\n008,3,4,6\n")
+    nameless = Preprocessing()
+    with pytest.warns(
+        UserWarning, match=r"without names of columns: those of .*a\.csv are taken .* \(b, a, y\)"
+    ):
+        inputs, about = read_rows(path, nameless, ["id"])
+    assert inputs.tolist() == [[1, 2, 5], [3, 4, 6]]
+    assert about["id"].tolist() == ["007", "008"]
+    with pytest.warns(UserWarning, match=r"\(id, b, a\)"):
+        inputs, targets = read_table(path, nameless, need_target=True)
+    assert inputs.tolist() == [[7, 1, 2], [8, 3, 4]]
+    assert targets is not None
+    assert targets.tolist() == [5, 6]

@@ -51,13 +51,17 @@ portable: $(STAMP)
 	OMP_NUM_THREADS=3 MKL_NUM_THREADS=3 $(PYTEST)
 	PYTHONPATH=$(CURDIR)/tests $(PYTEST) -p other_kernels
 
-# Some that other kernels could change, with one thread, in little more than a minute; `make test` runs them.
+# Some that other kernels or threads could change, in about two minutes; `make test` runs them.
 KERNEL_TESTS := tests/comparison/test_compare.py tests/contract/test_sketches.py tests/metrics \
 	tests/test_component_mixture.py tests/test_members.py tests/test_stacked.py tests/training/test_fit.py \
 	tests/training/test_precision.py tests/training/test_recording.py
+THREAD_TESTS := tests/metrics tests/test_members.py tests/test_stacked.py tests/training/test_precision.py \
+	tests/training/test_recording.py
 portable-subset: $(STAMP)
 	PYTHONPATH=$(CURDIR)/tests $(PYTEST) -p other_kernels $(KERNEL_TESTS)
 	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(PYTEST) $(KERNEL_TESTS)
+	OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 $(PYTEST) $(THREAD_TESTS)
+	OMP_NUM_THREADS=3 MKL_NUM_THREADS=3 $(PYTEST) $(THREAD_TESTS)
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 import torch
@@ -115,9 +116,10 @@ def _seconds(set_up: SetUp, wanted: AnyBackend, counts: Sequence[int]) -> dict[t
 def _step_seconds(
     set_up: SetUp, backend: Backend, counts: Sequence[int], repeats: int = REPEATS
 ) -> dict[tuple[Backend, int], float]:
-    """Best time of one step, on a copy of the state; infinite without repeats or when it diverges.
+    """Time of one step, on a copy of the state; infinite without repeats or when it diverges.
 
-    The numbers of threads take turns, so that what a neighbour does falls on all of them.
+    The numbers of threads take turns, so that what a neighbour does falls on all of them. Of the fewest the
+    best time counts, of more the median: a step that was lucky once must not decide for many threads.
     """
     phase, problem = set_up.phases[0], set_up.problem
     problem.execution.backend = backend
@@ -136,8 +138,11 @@ def _step_seconds(
                 if not _quiet_step(phase, state, batches, problem.execution):
                     return {(backend, n): math.inf for n in counts}
                 rounds[-1].append(time.perf_counter() - began)
+    if repeats == 0:
+        return {(backend, count): math.inf for count in counts}
+    timings = list(zip(*rounds[1:], strict=True))  # of each number of threads
     return {
-        (backend, count): min((timings[place] for timings in rounds[1:]), default=math.inf)
+        (backend, count): (min if place == 0 else median)(timings[place])
         for place, count in enumerate(counts)
     }
 

@@ -1,5 +1,6 @@
 """One posterior in many threads, many fits in many threads, and the threads that a run computes with."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import polymode as pm
+from polymode import seeds
 from polymode.members import BACKENDS, Backend
+from polymode.seeds import global_seed
 from polymode.training import backends
 from polymode.training.arithmetic import with_threads
 
@@ -278,3 +281,23 @@ def test_runs_that_overlap_give_the_callers_threads_back() -> None:
 def test_a_number_of_threads_that_no_machine_has_is_refused() -> None:
     with pytest.raises(pm.errors.InputError, match="threads must be at most 1024, got 1000000"):
         fit_with(10**6)
+
+
+def test_locks_that_another_thread_holds_are_free_in_a_forked_process() -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with global_seed(0), backends._measuring:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    child = os.fork()
+    if child == 0:  # the thread above does not exist here
+        free = backends._measuring.acquire(timeout=5) and seeds._global_state.acquire(timeout=5)
+        os._exit(0 if free else 1)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -214,7 +214,10 @@ class _Runner:
             now.update(before)
         for value, before in self.containers:
             value.clear()
-            value.extend(before) if isinstance(value, list) else value.update(before)
+            if isinstance(value, list):
+                value.extend(before)
+            else:
+                value.update(before)
         for original, part in self.pairs:
             part.training = original().training  # type: ignore[union-attr]  # alive: the caller holds it
 

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,17 +80,15 @@ def draw_seed(generator: torch.Generator) -> int:
     return int(torch.randint(2**62, (), generator=generator))
 
 
+def free_in_children(lock: Any) -> Any:
+    """The lock, which a forked process finds free: the thread that held it does not exist there."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lock._at_fork_reinit)  # as the standard library has it
+    return lock
+
+
 # There is one global random state for all threads: who seeds it keeps the others out until it is restored.
-_global_state = threading.RLock()
-
-
-def _unlock_in_child() -> None:
-    global _global_state
-    _global_state = threading.RLock()  # the thread that held it does not exist in a forked process
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_in_child)
+_global_state = free_in_children(threading.RLock())
 
 
 @contextmanager

@@ -125,7 +125,7 @@ def parse(kind: type[AnyOptions], command: str, about: str, arguments: Sequence[
     for argument in unknown:
         if argument.startswith("-"):
             flags = [f for action in parser._actions for f in action.option_strings if f.startswith("--")]
-            flags.remove("--trust") if "--trust" in flags else None  # nobody is led to it by a slip
+            flags = [flag for flag in flags if flag != "--trust"]  # nobody is led to it by a slip
             raise unknown_name(f"option of polymode {command}", argument.split("=")[0], flags)
         raise UsageError(f"{argument!r} is not expected here. See polymode {command} --help.")
     given = {
@@ -237,7 +237,9 @@ def _read_config(path: Path, kind: type, command: str) -> tuple[dict[str, Any], 
             f"The config {path} is not valid {path.suffix.lstrip('.') or 'YAML'}: {reason}."
         ) from None
     # By its name, too: whoever made a folder could leave the version out, to be taken for the user's own.
-    is_manifest = path.name in MANIFESTS or (isinstance(content, dict) and "format_version" in content)
+    is_manifest = path.name.lower() in MANIFESTS or (
+        isinstance(content, dict) and "format_version" in content
+    )
     record: Any = {}
     if is_manifest:
         if path.suffix != ".json":

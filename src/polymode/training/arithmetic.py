@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from polymode.errors import require
+from polymode.seeds import free_in_children
 
 
 @contextmanager
@@ -32,7 +33,7 @@ MOST_THREADS = 1024  # each is a thread of the system: more would bring a machin
 # PyTorch has a number of threads for each thread of Python, and new threads begin with the latest one that
 # anybody has set. So a thread that begins while a run computes in another one finds the run's number, which
 # is nobody's wish: the number that its caller has stands first here.
-_lock = threading.Lock()
+_lock = free_in_children(threading.Lock())
 _wished: list[int] = []
 _set_by_runs: set[int] = set()
 

@@ -1,7 +1,6 @@
 """How a run computes: ``vmap`` or ``loop``, one thread or several; measured once at its start, then kept."""
 
 import math
-import os
 import threading
 import time
 import warnings
@@ -16,6 +15,7 @@ from polymode.data import Data
 from polymode.errors import CannotVectorise, NonFiniteLoss, unknown_name
 from polymode.members import BACKENDS, Backend, Members, forward_members
 from polymode.posteriors.network import Network
+from polymode.seeds import free_in_children
 from polymode.training.arithmetic import available_threads, with_threads
 from polymode.training.method import Method, Phase, build_optimizers
 from polymode.training.objective import Execution
@@ -35,16 +35,7 @@ TRIAL_DRAWS, TRIAL_EXAMPLES = 8, 32  # to compare backends for prediction with
 AnyBackend = Backend | Literal["auto"]
 
 # One thread measures at a time: others would disturb it, and Python's filters of warnings are global.
-_measuring = threading.Lock()
-
-
-def _unlock_in_child() -> None:
-    global _measuring
-    _measuring = threading.Lock()  # the thread that held it does not exist in a forked process
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_in_child)
+_measuring = free_in_children(threading.Lock())
 
 
 @dataclass(frozen=True)

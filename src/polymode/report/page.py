@@ -122,7 +122,7 @@ def _scores_table(comparison: Comparison) -> str:
 
 def _floor(reference: Reference) -> str:
     text = noise_floor_text(reference)
-    return f'<p class="note">Distances to the reference: {_escape(text)}.</p>'
+    return f'<p class="note">{_escape(text[:1].upper() + text[1:])}.</p>'
 
 
 def _cell(comparison: Comparison, result: Result, column: Column) -> str:

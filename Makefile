@@ -52,11 +52,11 @@ portable: $(STAMP)
 	PYTHONPATH=$(CURDIR)/tests $(PYTEST) -p other_kernels
 
 # Some that other kernels or threads could change, in about two minutes; `make test` runs them.
-KERNEL_TESTS := tests/comparison/test_compare.py tests/contract/test_sketches.py tests/metrics \
-	tests/test_component_mixture.py tests/test_members.py tests/test_stacked.py tests/training/test_fit.py \
-	tests/training/test_precision.py tests/training/test_recording.py
-THREAD_TESTS := tests/metrics tests/test_members.py tests/test_stacked.py tests/training/test_precision.py \
-	tests/training/test_recording.py
+KERNEL_TESTS := tests/application/comparison/test_compare.py tests/contract/test_sketches.py tests/metrics \
+	tests/posteriors/test_component_mixture.py tests/networks tests/own_loop/test_stacked.py tests/training/test_fit.py \
+	tests/training/test_precision.py
+THREAD_TESTS := tests/metrics tests/networks/test_members.py tests/networks/test_recording.py tests/own_loop/test_stacked.py \
+	tests/training/test_precision.py
 portable-subset: $(STAMP)
 	PYTHONPATH=$(CURDIR)/tests $(PYTEST) -p other_kernels $(KERNEL_TESTS)
 	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(PYTEST) $(KERNEL_TESTS)

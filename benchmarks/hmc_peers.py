@@ -59,7 +59,7 @@ def run_polymode(num_chains: int) -> dict:
     import torch
 
     import polymode as pm
-    from polymode.priors import gaussian_penalty
+    from polymode.weights.priors import gaussian_penalty
 
     x, y = map(torch.from_numpy, make_data())
     method = pm.methods.HMC(

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from forks import fork
-from polymode.cli.compare import ABOUT, CompareOptions
-from polymode.cli.jobs import make_methods, wanted_methods
-from polymode.cli.options import parse
-from polymode.cli.reference import ReferenceOptions
-from polymode.data.catalogue import DATA
+from polymode.application.cli.compare import ABOUT, CompareOptions
+from polymode.application.cli.jobs import make_methods, wanted_methods
+from polymode.application.cli.options import parse
+from polymode.application.cli.reference import ReferenceOptions
+from polymode.application.datasets.catalogue import DATA
 from polymode.metrics import Bins
 from polymode.models import MODELS
 

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 
 import polymode as pm
 from polymode import seeds
-from polymode.members import BACKENDS, Backend
+from polymode.networks.members import BACKENDS, Backend
 from polymode.seeds import global_seed
-from polymode.training import backends
-from polymode.training.arithmetic import with_threads
+from polymode.training.loop import backends
+from polymode.training.loop.arithmetic import with_threads
 
 NUM_THREADS = 8
 

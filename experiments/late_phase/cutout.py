@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from polymode.data import ArrayData, images
+from polymode.application.datasets import ArrayData, images
 from polymode.data.augmentation import Cutout
 from polymode.data.task import Task
 

@@ -23,8 +23,8 @@ import torch
 from torch.nn import functional as F
 
 import polymode as pm
-from polymode.comparison import add_result
-from polymode.data.images import cifar10, fashion_mnist
+from polymode.application.comparison import add_result
+from polymode.application.datasets.images import cifar10, fashion_mnist
 from polymode.data.task import Preprocessing, Split
 from polymode.landscape import flatness
 

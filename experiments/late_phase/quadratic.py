@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from polymode.comparison import replicates_path
+from polymode.application.comparison import replicates_path
+from polymode.application.plots import steady_loss_figure
 from polymode.landscape import NoisyQuadratic
-from polymode.plots import steady_loss_figure
 
 MEMBERS = (1, 2, 5, 10, 15, 20, 25)
 RATES = (0.05, 0.01, 0.002)

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 import polymode as pm
-from polymode.comparison import add_result
-from polymode.data.embedded import digits
+from polymode.application.comparison import add_result
+from polymode.application.datasets.embedded import digits
 
 EPOCHS, SEEDS = 40, 10
 SGD = pm.Optimizer("SGD", lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)

@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 
 import polymode as pm
-from polymode.comparison import add_result
-from polymode.data.characters import text
+from polymode.application.comparison import add_result
+from polymode.application.datasets.characters import text
 
 ADAM = pm.Optimizer("Adam", lr=5e-3)
 FACTORS = {

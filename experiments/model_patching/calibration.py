@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 import polymode as pm
-from polymode.comparison import add_result
-from polymode.data.images import cifar10
-from polymode.plots import draws_figure, reliability_figure
+from polymode.application.comparison import add_result
+from polymode.application.datasets.images import cifar10
+from polymode.application.plots import draws_figure, reliability_figure
 
 BATCH = 256
 L2 = 0.001 / BATCH

@@ -15,9 +15,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from polymode.comparison import add_result
-from polymode.mixtures import Family, family_of, mixture_over
-from polymode.surgery import trainable_names
+from polymode.application.comparison import add_result
+from polymode.networks.surgery import trainable_names
+from polymode.weights.mixtures import Family, family_of, mixture_over
 
 UNITS, POINTS = 100, 801
 FAMILIES = {

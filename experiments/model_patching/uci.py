@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 import polymode as pm
-from polymode.comparison import add_result
+from polymode.application.comparison import add_result
+from polymode.application.datasets.uci import uci
 from polymode.data.task import Split
-from polymode.data.uci import uci
 from polymode.likelihoods import FixedGaussian
 
 PRECISION = 0.1  # τ of the output, in the units of the data

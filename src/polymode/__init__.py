@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Any
 from polymode._version import __version__
 
 if TYPE_CHECKING:
-    from polymode import errors, landscape, likelihoods, methods, metrics, models, priors, samplers, schedules
+    from polymode import data, errors, landscape, likelihoods, methods, metrics, models, samplers, schedules
+    from polymode.application import comparison, datasets, plots
     from polymode.data import ArrayData, LoaderData
-    from polymode.evaluation import evaluate
+    from polymode.judging.evaluation import evaluate
+    from polymode.judging.recalibration import ConformalIntervals, ConformalSets, TemperatureScaling
+    from polymode.judging.stacking import stack_members, stacked_weights
     from polymode.likelihoods import member_losses
-    from polymode.members import Members, forward_members, map_members, stack, unstack
+    from polymode.likelihoods.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
     from polymode.methods import METHODS
-    from polymode.patching import draw, kl, patch, patched_posterior
+    from polymode.networks.members import Members, forward_members, map_members, stack, unstack
+    from polymode.own_loop.patching import draw, kl, patch, patched_posterior
+    from polymode.own_loop.stacked import StackedModule
     from polymode.posteriors import (
         ComponentMixture,
         LateMembers,
@@ -22,11 +27,9 @@ if TYPE_CHECKING:
         merge,
         sample_dropout,
     )
-    from polymode.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
-    from polymode.recalibration import ConformalIntervals, ConformalSets, TemperatureScaling
-    from polymode.stacked import StackedModule
-    from polymode.stacking import stack_members, stacked_weights
-    from polymode.training import Epoch, KeepBest, MemberOptimizer, Method, Optimizer, Phase, State, fit
+    from polymode.training import fit
+    from polymode.training.contract import Epoch, KeepBest, MemberOptimizer, Method, Optimizer, Phase, State
+    from polymode.weights import priors
 
 __all__ = [
     "METHODS",
@@ -52,6 +55,9 @@ __all__ = [
     "State",
     "TemperatureScaling",
     "__version__",
+    "comparison",
+    "data",
+    "datasets",
     "draw",
     "errors",
     "evaluate",
@@ -69,6 +75,7 @@ __all__ = [
     "models",
     "patch",
     "patched_posterior",
+    "plots",
     "priors",
     "sample_dropout",
     "samplers",
@@ -80,13 +87,22 @@ __all__ = [
 ]
 
 # Names are read from their modules when they are first asked for: nobody waits for torch who does not use it.
+_MODULES = {
+    name: name for name in ("data", "errors", "landscape", "likelihoods", "methods", "metrics", "models")
+}
+_MODULES |= {"samplers": "samplers", "schedules": "schedules", "priors": "weights.priors"}
+_MODULES |= {name: f"application.{name}" for name in ("comparison", "datasets", "plots")}
 _HOMES = {
     "data": ("ArrayData", "LoaderData"),
-    "evaluation": ("evaluate",),
+    "judging.evaluation": ("evaluate",),
+    "judging.recalibration": ("ConformalIntervals", "ConformalSets", "TemperatureScaling"),
+    "judging.stacking": ("stack_members", "stacked_weights"),
     "likelihoods": ("member_losses",),
-    "members": ("Members", "forward_members", "map_members", "stack", "unstack"),
+    "likelihoods.predictive": ("BernoulliPredictive", "CategoricalPredictive", "GaussianPredictive"),
     "methods": ("METHODS",),
-    "patching": ("draw", "kl", "patch", "patched_posterior"),
+    "networks.members": ("Members", "forward_members", "map_members", "stack", "unstack"),
+    "own_loop.patching": ("draw", "kl", "patch", "patched_posterior"),
+    "own_loop.stacked": ("StackedModule",),
     "posteriors": (
         "ComponentMixture",
         "LateMembers",
@@ -96,11 +112,8 @@ _HOMES = {
         "merge",
         "sample_dropout",
     ),
-    "predictive": ("BernoulliPredictive", "CategoricalPredictive", "GaussianPredictive"),
-    "recalibration": ("ConformalIntervals", "ConformalSets", "TemperatureScaling"),
-    "stacked": ("StackedModule",),
-    "stacking": ("stack_members", "stacked_weights"),
-    "training": ("Epoch", "KeepBest", "MemberOptimizer", "Method", "Optimizer", "Phase", "State", "fit"),
+    "training": ("fit",),
+    "training.contract": ("Epoch", "KeepBest", "MemberOptimizer", "Method", "Optimizer", "Phase", "State"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -112,16 +125,9 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:  # a checker would take any name for known
 
     def __getattr__(name: str) -> Any:
-        if name in _HOME_OF:
-            value = getattr(import_module(f"polymode.{_HOME_OF[name]}"), name)
-            globals()[name] = value
-            return value
-        missing = AttributeError(f"module 'polymode' has no attribute {name!r}")
-        if name.startswith("_"):
-            raise missing
-        try:
-            return import_module(f"polymode.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"polymode.{name}":  # it is there, and needs a package that is not
-                raise
-            raise missing from None
+        if name in _MODULES:
+            return import_module(f"polymode.{_MODULES[name]}")
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'polymode' has no attribute {name!r}")
+        globals()[name] = getattr(import_module(f"polymode.{_HOME_OF[name]}"), name)
+        return globals()[name]

@@ -2,6 +2,6 @@
 
 import sys
 
-from polymode.cli import main
+from polymode.application.cli import main
 
 sys.exit(main())

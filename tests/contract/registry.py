@@ -6,7 +6,7 @@ A new method adds one line here; everything in this folder then runs on it.
 from collections.abc import Callable
 
 import polymode as pm
-from polymode.training import Method
+from polymode.training.contract import Method
 
 # Not Adam: it turns rounding on gradients that are zero by symmetry (the key bias of attention) into
 # steps of full size, so that backends could not be compared.

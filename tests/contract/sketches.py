@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from polymode.members import Members
+from polymode.networks.members import Members
 from polymode.posteriors import Particles
-from polymode.priors import gaussian_penalty
-from polymode.training import Method, Optimizer, Over, Phase, State, descend, keep_rule
-from polymode.training.method import Keep
+from polymode.training.contract import Keep, Method, Optimizer, Over, Phase, State, descend, keep_rule
+from polymode.weights.priors import gaussian_penalty
 
 SGD = Optimizer("SGD", lr=0.05, momentum=0.9)
 

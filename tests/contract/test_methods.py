@@ -11,9 +11,9 @@ import polymode as pm
 from cases import BY_NAME, NETWORKS, redrawn
 from contract.registry import REFUSED, SMALL, accepts
 from polymode.errors import CheckpointError, InputError
-from polymode.members import Tensors
 from polymode.methods import METHODS
-from polymode.training.method import describe
+from polymode.networks.members import Tensors
+from polymode.training.contract import Problem, describe
 from polymode.trees import leaves
 from tolerances import PASS, assert_equal_up_to_rounding
 
@@ -165,10 +165,9 @@ def test_for_budget_spends_what_it_is_given(name):
 
 
 def _problem(case):
+    from polymode.networks.surgery import trainable_names
     from polymode.posteriors.network import Network
-    from polymode.surgery import trainable_names
-    from polymode.training.method import Problem
-    from polymode.training.objective import Execution
+    from polymode.training.contract.objective import Execution
 
     module = case.double_factory()
     names = trainable_names(module)

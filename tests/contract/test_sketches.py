@@ -10,11 +10,11 @@ from torch.nn import functional as F
 import polymode as pm
 from cases import BY_NAME
 from contract.sketches import SGD, SKETCHES, LateHead, Masked
-from polymode.members import stack, unstack
 from polymode.methods import DeepEnsemble
+from polymode.networks.members import stack, unstack
 from polymode.posteriors import Particles
 from polymode.seeds import derive_generator
-from polymode.training import Optimizer, Over
+from polymode.training.contract import Optimizer, Over
 
 sketches = pytest.mark.parametrize("method", SKETCHES, ids=lambda m: m.name)
 

@@ -5,7 +5,7 @@ import polymode as pm
 from polymode.data.augmentation import Cutout, RandomCrop, RandomFlip, augmented
 from polymode.errors import InputError
 from polymode.seeds import fold, mix, uniform
-from polymode.training.batches import Batches
+from polymode.training.loop.batches import Batches
 
 IMAGES = torch.arange(200 * 2 * 6 * 5, dtype=torch.float32).reshape(200, 2, 6, 5) + 1
 SEEDS = torch.arange(200) * 7919

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import polymode as pm
 from polymode.data import Examples, as_data
 from polymode.errors import InputError
-from polymode.training.batches import Batches
+from polymode.training.loop.batches import Batches
 
 
 def test_numpy_becomes_float32_and_tensors_stay():

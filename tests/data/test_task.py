@@ -2,8 +2,8 @@ import pytest
 import torch
 
 import polymode as pm
+from polymode.application.datasets.loading import load_labelled
 from polymode.data import Preprocessing, Task, as_task
-from polymode.data.loading import load_labelled
 from polymode.data.task import standardised
 from polymode.errors import InputError
 
@@ -98,7 +98,7 @@ def test_the_suggested_budget_makes_about_ten_thousand_steps():
 
 def test_foreign_examples_are_prepared_as_the_run_was(tmp_path, monkeypatch):
     """Undo their own standardisation and class order, apply the run's."""
-    from polymode.data import loading
+    from polymode.application.datasets import loading
 
     raw = X * 5 + 2
     theirs = Preprocessing(

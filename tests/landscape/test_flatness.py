@@ -13,7 +13,7 @@ from cases import BY_NAME
 from polymode.errors import InputError
 from polymode.landscape import flatness
 from polymode.landscape.flatness import _perturbed
-from polymode.members import call_module
+from polymode.networks.members import call_module
 
 NOISE = 0.5
 

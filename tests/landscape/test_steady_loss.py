@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polymode.plots import steady_loss_figure
+from polymode.application.plots import steady_loss_figure
 
 SCRIPT = Path(__file__).parents[2] / "experiments/late_phase/quadratic.py"
 TABLE = SCRIPT.parent / "results/quadratic.csv"

@@ -6,8 +6,8 @@ import torch
 import polymode as pm
 from polymode.errors import InputError
 from polymode.methods import Anchored
-from polymode.priors import FanIn
 from polymode.schedules import Constant
+from polymode.weights.priors import FanIn
 
 
 def network():

@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import polymode as pm
-from polymode.late_weights import LEFT, RIGHT
 from polymode.posteriors import LateMembers
 from polymode.seeds import derive_generator
+from polymode.weights.late import LEFT, RIGHT
 
 K, N, BATCH, EPOCHS = 4, 24, 8, 3
 

@@ -10,7 +10,7 @@ from torch import nn
 import polymode as pm
 from polymode.errors import InputError
 from polymode.methods import HMC
-from polymode.training import batches as batches_module
+from polymode.training.loop import batches as batches_module
 
 
 def network():
@@ -62,8 +62,8 @@ def test_one_trajectory_is_the_leapfrog_written_by_hand():
     assert posterior.record["findings"][0]["transitions"] == 2
     found = weights(posterior)
 
+    from polymode.networks.surgery import build
     from polymode.seeds import derive_generator, draw_seed
-    from polymode.surgery import build
 
     generator = derive_generator(0, "chain", 0)
     module = build(network, draw_seed(generator))

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 import polymode as pm
 from cases import BY_NAME
 from polymode.errors import InputError, NonFiniteLoss, NotCollapsible
-from polymode.late_weights import Bank, LateWeights, average_normalisation, late_weights
-from polymode.members import Members
 from polymode.methods.late_phase import BEGUN, SEEN
+from polymode.networks.members import Members
 from polymode.posteriors import LateMembers
 from polymode.seeds import derive_generator, global_seed
+from polymode.weights.late import Bank, LateWeights, average_normalisation, late_weights
 from tolerances import PASS, assert_equal_up_to_rounding
 
 SGD = pm.Optimizer("SGD", lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-3)

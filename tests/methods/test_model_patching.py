@@ -11,9 +11,9 @@ import polymode as pm
 from polymode.errors import InputError
 from polymode.methods import ECMP, EMP, DropConnect
 from polymode.methods.model_patching import LOGITS
-from polymode.mixtures import Mixture
+from polymode.networks.surgery import sampling_of
 from polymode.posteriors.component_mixture import COMPONENTS, PROBABILITIES, SHARED, STATISTICS
-from polymode.surgery import sampling_of
+from polymode.weights.mixtures import Mixture
 
 SGD = pm.Optimizer("SGD", lr=0.1)
 TILT = torch.tensor([1.5, 0.0, -1.0], dtype=torch.float64)

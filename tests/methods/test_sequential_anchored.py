@@ -9,10 +9,10 @@ from torch.nn import functional as F
 import polymode as pm
 from polymode.errors import InputError
 from polymode.methods import SequentialAnchored, split_budget
+from polymode.networks.surgery import build
 from polymode.samplers import Autoregressive, GuidedWalk, draw_prior
 from polymode.schedules import Cosine, Progress
 from polymode.seeds import derive_generator, draw_seed
-from polymode.surgery import build
 
 PRIOR = 0.8
 SGD = pm.Optimizer("SGD", lr=0.1, momentum=0.9)

@@ -10,9 +10,9 @@ import polymode as pm
 from cases import BY_NAME
 from contract.sketches import SGD, Trajectory
 from polymode.errors import InputError
-from polymode.members import Members
+from polymode.networks.members import Members
 from polymode.seeds import derive_generator, global_seed
-from polymode.training import State
+from polymode.training.contract import State
 from tolerances import assert_equal_up_to_rounding
 
 

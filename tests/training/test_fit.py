@@ -15,8 +15,8 @@ from cases import BY_NAME, redrawn
 from polymode.errors import InputError, NonFiniteLoss, NotCollapsible
 from polymode.methods import DeepEnsemble, Single
 from polymode.seeds import derive_generator
-from polymode.training import State
-from polymode.training.validation import keep_better, take_best
+from polymode.training.contract import State
+from polymode.training.loop.validation import keep_better, take_best
 from tolerances import assert_equal_up_to_rounding
 
 

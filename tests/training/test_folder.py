@@ -17,8 +17,8 @@ from forks import fork
 from polymode.errors import CheckpointError
 from polymode.storage import DIGEST, write_document
 from polymode.training import epochs_of, read_events
-from polymode.training.events import EventLog
-from polymode.training.interruption import Interruption
+from polymode.training.keeping.events import EventLog
+from polymode.training.keeping.interruption import Interruption
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
 DATA = pm.ArrayData(X, (X.sum(1) > 0).long(), batch_size=20)

@@ -9,13 +9,13 @@ import torch
 import polymode as pm
 from cases import BY_NAME, NETWORKS
 from polymode.data import ArrayData
+from polymode.networks.surgery import prepare, tensors_of, trainable_names
 from polymode.posteriors.network import Network
-from polymode.priors import gaussian_penalty, gaussian_prior
-from polymode.surgery import prepare, tensors_of, trainable_names
-from polymode.training.batches import Batches
-from polymode.training.objective import Execution, Objective
-from polymode.training.state import State
+from polymode.training.contract.objective import Execution, Objective
+from polymode.training.contract.state import State
+from polymode.training.loop.batches import Batches
 from polymode.trees import map_tree
+from polymode.weights.priors import gaussian_penalty, gaussian_prior
 
 
 def setup(case, sizes=(16,), num_chains=3, batch_size=8, backend="loop", penalty=None, weights=None):

@@ -6,8 +6,8 @@ import torch
 import polymode as pm
 from polymode.errors import InputError
 from polymode.likelihoods import Categorical, FixedGaussian
-from polymode.training.batches import Batches
-from polymode.training.perturbation import perturbed
+from polymode.training.contract.perturbation import perturbed
+from polymode.training.loop.batches import Batches
 from tolerances import PASS, assert_equal_up_to_rounding
 
 N = 600

@@ -14,8 +14,8 @@ from cases import BY_NAME
 from forks import FORKS
 from polymode.errors import CheckpointError, InputError, PolymodeError
 from polymode.training import epochs_of
-from polymode.training import processes as processes_module
-from polymode.training.processes import divided
+from polymode.training.loop import processes as processes_module
+from polymode.training.loop.processes import divided
 from tolerances import assert_equal_up_to_rounding
 
 CASE = BY_NAME["mlp"]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from polymode.data import as_data
 from polymode.errors import InputError, require, require_whole
-from polymode.evaluation import arrays_of
-from polymode.members import Members, Tensors, stack
+from polymode.judging.evaluation import arrays_of
+from polymode.networks.members import Members, Tensors, stack
 from polymode.posteriors import Particles, Posterior
 from polymode.posteriors.base import BLOCK_BYTES
 from polymode.posteriors.particles import BLOCK_MEMBERS

@@ -20,7 +20,7 @@ from polymode.likelihoods.gaussian import (
     LearnedGaussian,
     NoiseLevel,
 )
-from polymode.predictive import mixture_quantiles
+from polymode.likelihoods.predictive import mixture_quantiles
 from polymode.trees import Tree, map_tree
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import InputError, unknown_name
-from polymode.predictive import Accumulator
+from polymode.likelihoods.predictive import Accumulator
 from polymode.trees import Tree
 
 

@@ -15,7 +15,7 @@ from polymode.likelihoods.base import (
     first_place,
     match_trailing_one,
 )
-from polymode.predictive import Accumulator, BernoulliPredictive
+from polymode.likelihoods.predictive import Accumulator, BernoulliPredictive
 from polymode.trees import Tree
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from polymode.errors import InputError
 from polymode.likelihoods.base import Likelihood, first_place
-from polymode.predictive import Accumulator, CategoricalPredictive, softmax_and_entropy
+from polymode.likelihoods.predictive import Accumulator, CategoricalPredictive, softmax_and_entropy
 from polymode.trees import Tree
 
 

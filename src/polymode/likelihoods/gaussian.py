@@ -16,7 +16,7 @@ from polymode.likelihoods.base import (
     check_same_shape,
     match_trailing_one,
 )
-from polymode.predictive import Accumulator, GaussianPredictive, gaussian_log_prob
+from polymode.likelihoods.predictive import Accumulator, GaussianPredictive, gaussian_log_prob
 from polymode.trees import Tree
 
 # Means and spreads of targets beyond which a remark is due. Outputs begin around 1, a learned noise at 0.5,

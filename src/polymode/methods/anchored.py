@@ -9,10 +9,11 @@ from torch import Tensor
 
 from polymode.errors import InputError, require_whole, unknown_name
 from polymode.posteriors import Particles, Posterior
-from polymode.priors import ANCHOR, PriorStd, anchored_prior, check_prior_std
 from polymode.samplers import draw_prior
 from polymode.schedules import Cosine, Schedule
-from polymode.training import (
+from polymode.training.contract import (
+    Batch,
+    Keep,
     Method,
     Objective,
     Optimizer,
@@ -22,11 +23,11 @@ from polymode.training import (
     State,
     check_options,
     descend,
+    draw_data_seed,
     keep_rule,
+    perturbed,
 )
-from polymode.training.batches import Batch
-from polymode.training.method import Keep
-from polymode.training.perturbation import draw_data_seed, perturbed
+from polymode.weights.priors import ANCHOR, PriorStd, anchored_prior, check_prior_std
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,11 @@ from torch import Tensor, nn
 
 from polymode.errors import require
 from polymode.methods.late_phase import LatePhase
+from polymode.networks.selection import Where
 from polymode.posteriors import Posterior
-from polymode.priors import PriorStd
 from polymode.schedules import Constant, Schedule
-from polymode.selection import Where
-from polymode.training import Method, Objective, Optimizer, Phase, Problem, State
-from polymode.training.batches import Batch
-from polymode.training.method import Keep
+from polymode.training.contract import Batch, Keep, Method, Objective, Optimizer, Phase, Problem, State
+from polymode.weights.priors import PriorStd
 
 
 @dataclass(frozen=True)

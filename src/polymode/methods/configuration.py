@@ -6,12 +6,11 @@ from typing import Any
 
 from polymode import schedules
 from polymode.errors import InputError, unknown_name
-from polymode.late_weights import Bank
 from polymode.methods.registry import METHODS
-from polymode.priors import FanIn
 from polymode.samplers import WALKS
-from polymode.training import KeepBest, Method, Optimizer
-from polymode.training.method import describe
+from polymode.training.contract import KeepBest, Method, Optimizer, describe
+from polymode.weights.late import Bank
+from polymode.weights.priors import FanIn
 
 # What options of methods are made of, by the name that ``describe`` gives them.
 PARTS: dict[str, type] = {

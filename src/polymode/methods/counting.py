@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from polymode.errors import InputError
-from polymode.surgery import NORMALISATIONS
-from polymode.training import Method
+from polymode.networks.surgery import NORMALISATIONS
+from polymode.training.contract import Method
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import nn
 from polymode.errors import InputError
 from polymode.methods.single import Single
 from polymode.posteriors import Posterior
-from polymode.training import Method, Phase, Problem, State
+from polymode.training.contract import Method, Phase, Problem, State
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,24 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError, require_positive, require_whole
-from polymode.members import Tensors
+from polymode.networks.members import Tensors
+from polymode.networks.surgery import batch_norms, random_layers
 from polymode.posteriors import Particles, Posterior
-from polymode.priors import PriorStd, check_prior_std, gaussian_prior
 from polymode.samplers import DualAveraging
 from polymode.schedules import Constant
-from polymode.surgery import batch_norms, random_layers
-from polymode.training import Method, Objective, Optimizer, Over, Phase, Problem, State, check_options
-from polymode.training.batches import Batch
-from polymode.training.state import under
+from polymode.training.contract import (
+    Batch,
+    Method,
+    Objective,
+    Optimizer,
+    Over,
+    Phase,
+    Problem,
+    State,
+    check_options,
+    under,
+)
+from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
 
 # A trajectory whose energy has changed by more than this has left the level set it should follow.
 DIVERGED = 1000.0

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import InputError, NotCollapsible, require, require_whole, unknown_name
-from polymode.late_weights import Average, Bank, LateWeights, late_weights
-from polymode.members import Members, Tensors
+from polymode.networks.members import Members, Tensors
+from polymode.networks.selection import Where, check_where
 from polymode.posteriors import LateMembers, Posterior
-from polymode.priors import PriorStd, check_prior_std, gaussian_prior
 from polymode.schedules import Constant, Part, Schedule
-from polymode.selection import Where, check_where
-from polymode.training import (
+from polymode.training.contract import (
+    Batch,
+    Keep,
     Method,
     Objective,
     Optimizer,
@@ -28,12 +28,14 @@ from polymode.training import (
     Phase,
     Problem,
     State,
+    Step,
     check_options,
+    epochs_before,
     keep_rule,
 )
-from polymode.training.batches import Batch
-from polymode.training.method import Keep, Step, epochs_before
 from polymode.trees import Tree
+from polymode.weights.late import Average, Bank, LateWeights, late_weights
+from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
 
 SEEN = "average/losses"  # of the average, of the members, and how many rounds they were seen in
 BEGUN = "late/begun"  # whether there are members already

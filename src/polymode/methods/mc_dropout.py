@@ -6,13 +6,13 @@ from typing import ClassVar
 from torch import nn
 
 from polymode.errors import InputError, require
-from polymode.layers import Masks
-from polymode.members import Tensors
+from polymode.networks.layers import Masks
+from polymode.networks.members import Tensors
+from polymode.networks.selection import Where, check_where, select_layers
+from polymode.networks.surgery import Sampling, random_layers, sample_dropout_of, seed_buffers
 from polymode.posteriors import ComponentMixture, Posterior
 from polymode.posteriors.component_mixture import SHARED
-from polymode.selection import Where, check_where, select_layers
-from polymode.surgery import Sampling, random_layers, sample_dropout_of, seed_buffers
-from polymode.training import Descent, Problem, State
+from polymode.training.contract import Descent, Problem, State
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,36 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import CannotRedraw, InputError, require, unknown_name
-from polymode.members import Members, Tensors
-from polymode.mixtures import Assignment, Family, Mixture, initial_components, mixture_kl, mixture_over
+from polymode.networks.members import Members, Tensors
+from polymode.networks.selection import Where, check_where, is_normalisation
+from polymode.networks.surgery import seed_buffers
 from polymode.posteriors import ComponentMixture, Posterior
 from polymode.posteriors.component_mixture import COMPONENTS, PROBABILITIES, SHARED, STATISTICS
-from polymode.priors import PriorStd, check_prior_std
 from polymode.schedules import Constant, Schedule
-from polymode.selection import Where, check_where, is_normalisation
-from polymode.surgery import seed_buffers
-from polymode.training import Method, Optimizer, Over, Phase, Problem, State, check_options, keep_rule
-from polymode.training.batches import Batch
-from polymode.training.method import Keep
-from polymode.training.objective import Objective, next_noise
+from polymode.training.contract import (
+    Batch,
+    Keep,
+    Method,
+    Objective,
+    Optimizer,
+    Over,
+    Phase,
+    Problem,
+    State,
+    check_options,
+    keep_rule,
+    next_noise,
+)
 from polymode.trees import Tree
+from polymode.weights.mixtures import (
+    Assignment,
+    Family,
+    Mixture,
+    initial_components,
+    mixture_kl,
+    mixture_over,
+)
+from polymode.weights.priors import PriorStd, check_prior_std
 
 # Names with a slash, which no module has: the seed of a network's assignment, and the logits of a layer's
 # learned probabilities.

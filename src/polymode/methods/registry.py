@@ -10,7 +10,7 @@ from polymode.methods.model_patching import ECMP, EMP, DropConnect
 from polymode.methods.sequential_anchored import SequentialAnchored
 from polymode.methods.single import Single
 from polymode.methods.weight_averaging import SWA, SWAG
-from polymode.training import Method
+from polymode.training.contract import Method
 
 METHODS: dict[str, type[Method]] = {
     method.name: method

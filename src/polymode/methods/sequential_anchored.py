@@ -13,12 +13,21 @@ import torch
 
 from polymode.errors import InputError, require_whole
 from polymode.posteriors import Particles, Posterior
-from polymode.priors import ANCHOR, PriorStd, anchored_prior, check_prior_std
 from polymode.samplers import GuidedWalk, Walk, draw_prior
 from polymode.schedules import Constant, Cosine, Progress, Schedule
-from polymode.training import Method, Optimizer, Over, Phase, Problem, State, check_options, keep_rule
-from polymode.training.method import Keep
-from polymode.training.state import under
+from polymode.training.contract import (
+    Keep,
+    Method,
+    Optimizer,
+    Over,
+    Phase,
+    Problem,
+    State,
+    check_options,
+    keep_rule,
+    under,
+)
+from polymode.weights.priors import ANCHOR, PriorStd, anchored_prior, check_prior_std
 
 MEMORY = "walk."  # what the walk remembers: ``State.own["walk." + name]``
 FIRST_EPOCHS = 100  # of the long trainings in Delaunoy and Louppe (2021)

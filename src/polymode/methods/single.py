@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from polymode.posteriors import Particles, Posterior
-from polymode.training import Descent, Problem, State
+from polymode.training.contract import Descent, Problem, State
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import InputError, require, require_positive, require_whole
-from polymode.members import Members, Tensors, copied_module
 from polymode.methods.single import Single
+from polymode.networks.members import Members, Tensors, copied_module
+from polymode.networks.surgery import running_statistics
 from polymode.posteriors import Posterior, merge
 from polymode.posteriors.network import Network
 from polymode.posteriors.particles import MemberStore, rows_of
-from polymode.surgery import running_statistics
-from polymode.training import Method, Objective, Phase, Problem, State
-from polymode.training.batches import Batch
-from polymode.training.method import Hook, epochs_before, nothing
-from polymode.training.state import under
+from polymode.training.contract import (
+    Batch,
+    Hook,
+    Method,
+    Objective,
+    Phase,
+    Problem,
+    State,
+    epochs_before,
+    nothing,
+    under,
+)
 
 # Names with a slash, which no module has, of tensors that a chain has one of: the mean of weights over
 # epochs, the sum of their squared deviations from it, the latest deviations, the mean of batch statistics.

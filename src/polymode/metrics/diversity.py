@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError
-from polymode.members import Members
-from polymode.predictive import entropy
+from polymode.likelihoods.predictive import entropy
+from polymode.networks.members import Members
 
 
 def _check_members(probabilities: Tensor) -> None:

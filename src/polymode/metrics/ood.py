@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError, unknown_name
+from polymode.likelihoods.predictive import CategoricalPredictive
 from polymode.metrics.ranks import ranks_of
-from polymode.predictive import CategoricalPredictive
 
 Score = Literal["max_probability", "entropy", "mutual_information"]
 SCORES: tuple[Score, ...] = ("max_probability", "entropy", "mutual_information")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError
+from polymode.likelihoods.predictive import labelled
 from polymode.metrics.ranks import ranks_of
-from polymode.predictive import labelled
 
 
 def check_probabilities(probabilities: Tensor) -> None:

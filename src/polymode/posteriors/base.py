@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from polymode.data import as_tree, check_finite
 from polymode.errors import InputError, require, require_whole
 from polymode.likelihoods import quantiles_of
-from polymode.members import Backend, Members, Tensors, forward_members
+from polymode.likelihoods.predictive import GaussianPredictive, Predictive
+from polymode.networks.members import Backend, Members, Tensors, forward_members
+from polymode.networks.surgery import match_precision, sampling_of, structure_of
 from polymode.posteriors.network import Network
-from polymode.predictive import GaussianPredictive, Predictive
 from polymode.storage import CheckedFile, write_document, write_tensors
-from polymode.surgery import match_precision, sampling_of, structure_of
 from polymode.trees import Tree, leaves, length, map_tree
 
 # A block of drawn weights, and the member outputs computed at once, stay below this many bytes.

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import InputError, NotCollapsible, require
-from polymode.layers import Masks
-from polymode.members import Members, Tensors
-from polymode.mixtures import Family, Mixture
+from polymode.networks.layers import Masks
+from polymode.networks.members import Members, Tensors
+from polymode.networks.surgery import Sampling, random_layers, sample_dropout_of, sampling_of, seed_buffers
 from polymode.posteriors.base import BLOCK_BYTES, DRAWS, Posterior, register_posterior
 from polymode.posteriors.network import Network, check_fingerprint, check_tensors
 from polymode.seeds import derive_generator, draw_seed
 from polymode.storage import CheckedFile, fingerprint_of, read_tensors
-from polymode.surgery import Sampling, random_layers, sample_dropout_of, sampling_of, seed_buffers
+from polymode.weights.mixtures import Family, Mixture
 
 # Where a chain keeps its tensors: K components, what all draws share, learned probabilities of the
 # components [K], running statistics of each component [K, ...].

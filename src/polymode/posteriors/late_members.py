@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from polymode.errors import NotCollapsible
-from polymode.late_weights import Average, LateWeights
-from polymode.members import Members, Tensors
+from polymode.networks.members import Members, Tensors
 from polymode.posteriors.base import BLOCK_BYTES, Posterior, register_posterior
 from polymode.posteriors.network import Network
 from polymode.posteriors.particles import Block, Particles, members_to_tensors, rows_of
 from polymode.storage import CheckedFile
+from polymode.weights.late import Average, LateWeights
 
 # The average of members of one basin is about as good as they are, or better. One that explains an
 # observation worse than its members by this much (in nats) lies between basins.

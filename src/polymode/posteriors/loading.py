@@ -11,7 +11,8 @@ from torch import nn
 
 from polymode.errors import CheckpointError, InputError, unknown_name
 from polymode.likelihoods import make_likelihood
-from polymode.members import BACKENDS, Tensors
+from polymode.networks.members import BACKENDS, Tensors
+from polymode.networks.surgery import Model, Sampling, build, prepare, sample_dropout_of, set_tensors
 from polymode.posteriors.base import CONSTANTS, MANIFEST, POSTERIORS, Posterior, names_in
 from polymode.posteriors.network import Network, check_fingerprint, check_layers, check_tensors
 from polymode.storage import (
@@ -25,7 +26,6 @@ from polymode.storage import (
     refuse_links,
     well_formed,
 )
-from polymode.surgery import Model, Sampling, build, prepare, sample_dropout_of, set_tensors
 
 
 def _posterior_of_run(folder: Path) -> Path:

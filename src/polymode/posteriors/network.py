@@ -13,8 +13,14 @@ from torch._C._functorch import is_batchedtensor
 
 from polymode.errors import CannotVectorise, CheckpointError
 from polymode.likelihoods import Likelihood
-from polymode.members import Backend, Members, Tensors, copied_module, forward_members
-from polymode.surgery import floating_type, has_convolutions, match_precision, structure_of, tensors_of
+from polymode.networks.members import Backend, Members, Tensors, copied_module, forward_members
+from polymode.networks.surgery import (
+    floating_type,
+    has_convolutions,
+    match_precision,
+    structure_of,
+    tensors_of,
+)
 from polymode.trees import Tree, leaves, map_tree
 
 # Looked up once a module and shape of inputs: a pass to find out costs as much as predicting one example.

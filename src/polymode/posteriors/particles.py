@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import CheckpointError, InputError, NotCollapsible
-from polymode.members import Members, Tensors, concatenate
+from polymode.networks.members import Members, Tensors, concatenate
+from polymode.networks.surgery import as_plain_module, set_tensors
 from polymode.posteriors.base import (
     BLOCK_BYTES,
     CONSTANTS,
@@ -29,7 +30,6 @@ from polymode.storage import (
     read_some,
     write_tensors,
 )
-from polymode.surgery import as_plain_module, set_tensors
 
 # More members than this at once gain nothing from the member axis and cost memory for activations.
 BLOCK_MEMBERS = 128

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polymode.members import Tensors
+from polymode.networks.members import Tensors
 
 # The constants of the paper: how fast it moves, how little the first transitions count, how fast it settles.
 GAMMA, T0, KAPPA = 0.05, 10.0, 0.75

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError, require_positive
-from polymode.members import Tensors
+from polymode.networks.members import Tensors
 
 # A walk has crossed the prior when it has come from −2 s to 2 s, where 95 % of the mass lies.
 WIDTH = 4.0

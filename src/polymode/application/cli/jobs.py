@@ -1,0 +1,269 @@
+"""From options to what a run needs: the task, the network, the methods, the folder."""
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from polymode.application.cli.options import JudgingOptions, UsageError, option
+from polymode.application.comparison import check_reference
+from polymode.application.datasets.loading import load_inputs_for_ood, load_task
+from polymode.data import Task
+from polymode.errors import unknown_name
+from polymode.judging.reference import Reference
+from polymode.likelihoods import LIKELIHOODS, make_likelihood
+from polymode.methods import METHODS, make_method
+from polymode.models import MODELS, make_model
+from polymode.networks.surgery import Model
+from polymode.training.contract import Epoch, Method
+from polymode.training.keeping.tracking import TensorBoard
+
+
+@dataclass(frozen=True)
+class JobOptions(JudgingOptions):
+    """Options that training a network has in every command."""
+
+    data: str = option(
+        "digits",
+        "data set: a name (see polymode data), a table (.csv, .tsv, .parquet, .npz), a text (.txt), a folder "
+        "of images, or package.module:callable",
+        metavar="DATA",
+    )
+    model: str = option(
+        "",
+        f"network: {', '.join(MODELS)}, or package.module:callable (default: what suits the data)",
+        metavar="MODEL",
+    )
+    likelihood: str = option(
+        "", f"meaning of the outputs: {', '.join(LIKELIHOODS)} (default: what suits the targets)"
+    )
+    ood: str = option("", "data set outside the distribution (default: the one that belongs to the data)")
+    seeds: int = option(1, "number of seeds: all are trained side by side")
+    seed: int = option(0, "first seed")
+    set: dict = option(
+        {},
+        "set an option of the data (data.batch_size=64), the model (model.hidden=[100,100]) or a method "
+        "(deep_ensemble.num_members=10, all.optimizer.lr=0.01); may be repeated",
+    )
+    run: str = option("", "folder of the run (default: runs/ and a name made of the options)", place="screen")
+    device: str = option("", "where to train, such as cpu or cuda:0 (default: the CPU)")
+    backend: str = option("auto", "how members run: measured, unless given", choices=("auto", "vmap", "loop"))
+    precision: str = option(
+        "full", "of weights and arithmetic; double is 64 bits", choices=("full", "bfloat16", "double")
+    )
+    processes: int = option(1, "divide the chains of a method among so many processes", place="screen")
+    trust: bool = option(
+        False,
+        "import the code that the manifest given by --config names: only for folders you trust",
+        place="screen",
+    )
+    tensorboard: bool = option(False, "also write TensorBoard files into the run's folder", place="screen")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for section, content in self.set.items():
+            if not isinstance(content, dict):
+                raise UsageError(
+                    f"--set {section}={content!r}: say which option of it, {section}.OPTION=VALUE."
+                )
+        if self.processes > 1 and self.tensorboard:
+            raise UsageError("--tensorboard follows a run in this process: leave --processes out.")
+        for name in ("seeds", "processes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+
+    @property
+    def all_seeds(self) -> list[int]:
+        return list(range(self.seed, self.seed + self.seeds))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained on what."""
+
+    task: Task
+    model: Model
+    network: Mapping[str, Any]  # what builds the model again
+
+    @property
+    def model_name(self) -> str:
+        return self.network["name"]
+
+    def described(self) -> str:
+        """What was understood of the data, in a line: a reader sees at once when it is not what was meant."""
+        split, task = self.task.splits[0], self.task
+        ready = split.preprocessing
+        likelihood = make_likelihood(task.likelihood).kind
+        if ready.classes or likelihood == "categorical":
+            names = ready.classes or tuple(str(index) for index in range(task.num_outputs))
+            # Symbols of a text may be line ends and blanks.
+            written = [name if name.isprintable() and name.strip() else repr(name) for name in names[:10]]
+            shown = ", ".join(written) + (", …" if len(names) > 10 else "")
+            meaning = f"{len(names)} classes ({shown})"
+        else:
+            meaning = f"likelihood {likelihood}"
+        target = f" of {ready.target!r}" if ready.target else ""
+        counts = f"{split.train.num_examples} to train on, {split.test.num_examples} to test on"
+        splits = f", {len(task.splits)} splits" if len(task.splits) > 1 else ""
+        return f"{task.name}: {meaning}{target}, {counts}{splits}{self._left_out()}; model {self.model_name}"
+
+    def _left_out(self) -> str:
+        """The inputs that are constant in the training data of a split, and hence left out."""
+        found = list(dict.fromkeys(name for s in self.task.splits for name in s.preprocessing.constant))
+        if not found:
+            return ""
+        ready = self.task.splits[0].preprocessing
+        kind = "channels" if ready.source == "images" else "columns"
+        counted = "" if ready.columns else "counted from 0: "
+        shown = counted + ", ".join(found[:10]) + (", …" if len(found) > 10 else "")
+        number = f"{len(found)} of {len(ready.input_scale)} {kind}"
+        return f"; {number} ({shown}) left out, constant in the training data"
+
+
+def load_job(options: JobOptions) -> Job:
+    """Read the data and make the network that the options name."""
+    task = load_task(options.data, options.set.get("data", {}))
+    if options.likelihood:
+        task = _with_likelihood(task, options.likelihood)
+    if options.ood:
+        task = replace(task, ood=load_inputs_for_ood(options.ood, task))
+    name = options.model or task.model
+    defaults = dict(task.model_options) if name == task.model else {}
+    settings = defaults | options.set.get("model", {})
+    shape = task.example_shape
+    network = {
+        "name": name,
+        "example_shape": list(shape) if isinstance(shape, tuple) else None,
+        "num_outputs": task.num_outputs,
+        "options": settings,
+    }
+    return Job(task, make_model(name, shape, task.num_outputs, settings), network)
+
+
+def load_reference(spec: str, task: Task) -> Reference | None:
+    """Read the reference that was named, and check it against the task before anything is trained."""
+    if not spec:
+        return None
+    reference = Reference.load(spec)
+    check_reference(reference, task)
+    judged = reference.about.get("verdict", {})
+    if judged.get("is_fit") is False:
+        warnings.warn(
+            f"{spec} was written by force, it is not fit as a reference: {'; '.join(judged['reasons'])}.",
+            stacklevel=2,
+        )
+    return reference
+
+
+def _with_likelihood(task: Task, likelihood: str) -> Task:
+    if likelihood not in LIKELIHOODS:
+        raise unknown_name("likelihood", likelihood, LIKELIHOODS)
+    doubled = likelihood == "heteroscedastic_gaussian" and task.likelihood != likelihood
+    return replace(task, likelihood=likelihood, num_outputs=task.num_outputs * (2 if doubled else 1))
+
+
+# --- methods ----------------------------------------------------------------------------------------
+
+
+def make_methods(
+    wanted: Mapping[str, str | dict], settings: Mapping[str, Any], suggested: Mapping[str, Any]
+) -> dict[str, Method]:
+    """Methods by label, with what suits the data, then what is set for all, then what is set for each.
+
+    A method that is described in full (in a manifest) takes no suggestions.
+    """
+    for section in settings:
+        if section not in ("data", "model", "all", *wanted):
+            raise unknown_name("section of --set", section, ["data", "model", "all", *wanted])
+    methods = {}
+    for label, method in wanted.items():
+        made = make_method(method)
+        if isinstance(method, str):
+            made = _with_common(made, suggested)
+        methods[label] = _with_common(made, settings.get("all", {}))
+    for key in settings.get("all", {}):
+        if all(_path_of(method, key) is None for method in methods.values()):
+            known = {f.name for method in methods.values() for f in fields(method)}
+            raise unknown_name("option of all methods", key, known)
+    return {label: make_method(method, settings.get(label)) for label, method in methods.items()}
+
+
+def _with_common(method: Method, options: Mapping[str, Any]) -> Method:
+    """The method with those options that it, or the method it is made of, has."""
+    for key, value in options.items():
+        path = _path_of(method, key)
+        if path is not None:
+            change: Any = value
+            for step in reversed(path):
+                change = {step: change}
+            method = make_method(method, change)
+    return method
+
+
+def _path_of(method: Method, key: str) -> tuple[str, ...] | None:
+    """Where a method, or the method it is made of, has an option."""
+    names = [f.name for f in fields(method)]
+    if key in names:
+        return (key,)
+    inner = getattr(method, "of", None) if "of" in names else None
+    if isinstance(inner, Method) and (below := _path_of(inner, key)) is not None:
+        return ("of", *below)
+    return None
+
+
+def wanted_methods(text: str, default: Sequence[str]) -> dict[str, str]:
+    """Labels and names from ``a,b``, ``label=name``, ``all`` or nothing."""
+    if not text:
+        return {name: name for name in default}
+    if text == "all":
+        return {name: name for name, method in METHODS.items() if not method.reference}
+    wanted: dict[str, str] = {}
+    for entry in text.split(","):
+        label, _, name = entry.strip().partition("=")
+        name = name or label
+        if name not in METHODS:
+            raise unknown_name("method", name, METHODS)
+        if not re.fullmatch(r"[\w+-][\w.+-]*", label) or label in ("data", "model", "all"):
+            raise UsageError(
+                f"The label {label!r} must be of letters, digits, '_', '-', '.' and '+', and must not begin "
+                "with a dot."
+            )
+        if label in wanted:
+            raise UsageError(f"The label {label!r} occurs twice: write other={name} to tell them apart.")
+        wanted[label] = name
+    return wanted
+
+
+def how_to_run(options: JobOptions) -> dict[str, Any]:
+    """The keywords of a run that say where and how, not what."""
+    return {
+        "device": options.device or None,
+        "backend": options.backend,
+        "threads": options.threads,
+        "precision": options.precision,
+        "processes": options.processes,
+    }
+
+
+# --- folders ----------------------------------------------------------------------------------------
+
+
+def run_folder(given: str, kind: str, parts: Sequence[str], identity: Mapping[str, Any]) -> Path:
+    """The folder that was given, or one whose name follows from the options: the same command goes on."""
+    if given:
+        return Path(given)
+    names = [Path(part).stem if "/" in part or "." in Path(part).name else part for part in parts]
+    words = [re.sub(r"[^\w-]+", "-", name).strip("-") for name in names]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:6]
+    return Path("runs") / "-".join([kind, *words, digest])
+
+
+def observer_maker(options: JobOptions) -> Callable[[Path], Callable[[Epoch], None] | None]:
+    """What watches a run: a TensorBoard writer, where it is asked for."""
+    if not options.tensorboard:
+        return lambda folder: None
+    return lambda folder: TensorBoard(folder / "tensorboard")

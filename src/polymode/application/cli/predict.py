@@ -1,0 +1,180 @@
+"""``polymode predict``: what a finished run says about new examples, and how sure it is."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from polymode.application.cli.options import ComputingOptions, UsageError, option
+from polymode.application.cli.output import console, print_json, say
+from polymode.application.cli.runs import StoredRun, seeded
+from polymode.application.datasets.tables import ROW
+from polymode.data import Preprocessing
+from polymode.errors import CheckpointError
+from polymode.likelihoods.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from polymode.storage import write_bytes, write_text
+from polymode.training.loop.arithmetic import with_threads
+
+ABOUT = """Predict new examples with a finished run: what is predicted and how sure it is.
+
+Classes: label, confidence, entropy (all doubt), mutual_information (disagreement of the members), and the
+probability of every class; where tokens are predicted, a row each. Regressions: mean, std (all doubt),
+member_std (disagreement), quantiles. Predictions of a table begin with the number of the row (from 1, the
+first below the column names) and the columns that --keep names."""
+
+
+@dataclass(frozen=True)
+class PredictOptions(ComputingOptions):
+    """Options of ``polymode predict``."""
+
+    run: str = option("", "folder of the run", place="argument")
+    data: str = option(
+        "",
+        "examples: a table (.csv, .tsv, .parquet, .npz), an image or a folder of them, a data set's name "
+        "(its test inputs), or package.module:callable",
+        place="argument",
+    )
+    out: str = option("", "file to write: .csv or .npz (default: CSV on standard output)")
+    keep: str = option("", "columns of the new table to pass on, in front, with commas: id,name")
+    quantiles: str = option("0.05,0.95", "levels of the quantiles of a regression, with commas")
+    posterior: int = option(0, "which posterior of a run over several splits or seeds, counted from 0")
+    model: str = option(
+        "", "the network of the run, where it is your own code: package.module:callable", metavar="MODEL"
+    )
+    trust: bool = option(
+        False, "import whatever code the run's folder names: only for folders you trust", place="screen"
+    )
+    draws: int = option(100, "networks to draw from a posterior that can draw any number")
+    seed: int = option(0, "seed of these draws")
+
+
+def run(options: PredictOptions) -> None:
+    """Predict and write one row an example."""
+    if not options.run or not options.data:
+        raise UsageError("Name the folder of a run and the examples: polymode predict RUN DATA.")
+    kind = Path(options.out).suffix
+    if options.out and kind not in (".csv", ".npz"):
+        raise UsageError(f"--out {options.out!r} must end in .csv or .npz.")
+    stored = StoredRun.open(options.run, options.model, [options.data], trust=options.trust)
+    posterior = stored.posterior(options.posterior)
+    inputs, about = stored.inputs(options.data, options.posterior, _names(options.keep))
+    is_regression = "gaussian" in posterior.network.likelihood.kind
+    with with_threads(options.threads or stored.threads):
+        predictive = posterior.predict(
+            inputs,
+            options.draws if posterior.num_members is None else None,
+            seeded(options.seed),
+            quantiles=_levels(options.quantiles) if is_regression else (),
+        )
+    columns = columns_of(predictive, stored.preprocessing(options.posterior))
+    for name in about.keys() & columns.keys():
+        raise UsageError(
+            f"--keep {name}: the predictions have a column of that name. Rename it in the table."
+        )
+    columns = about | columns
+    if kind == ".npz":
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **columns)  # type: ignore[arg-type]  # names are arrays
+        write_bytes(Path(options.out).resolve(), buffer.getvalue())
+    elif options.out:
+        write_text(Path(options.out).resolve(), _csv(columns))
+    elif not options.json:
+        print(_csv(columns), end="")
+        return
+    if options.json:
+        print_json({name: values.tolist() for name, values in columns.items()})
+    else:
+        count = len(next(iter(columns.values())))
+        say(options, f"{count} predictions in {options.out}: {', '.join(columns)}")
+        doubt = columns.get("entropy", columns.get("std"))
+        if doubt is not None:  # several outputs have a column each
+            order = np.argsort(doubt)[::-1][:3]
+            rows, first = (columns[ROW][order], 1) if ROW in columns else (order, 0)
+            console().print(f"least sure: rows {', '.join(map(str, rows.tolist()))} (counted from {first})")
+
+
+def _names(text: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if ROW in names:
+        raise UsageError(f"--keep {ROW}: the predictions have a column of that name. Rename it in the table.")
+    return names
+
+
+def _levels(text: str) -> list[float]:
+    try:
+        levels = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UsageError(f"--quantiles {text!r}: write numbers with commas, such as 0.05,0.95.") from None
+    if not all(0 < level < 1 for level in levels):
+        raise UsageError(f"--quantiles {text!r}: levels lie between 0 and 1.")
+    return levels
+
+
+def columns_of(predictive: Predictive, preprocessing: Preprocessing) -> dict[str, np.ndarray]:
+    """What is said of each example, a column each, in the units and class names of the raw data.
+
+    Where every token of a sequence is predicted, each is a row, told by its ``sequence`` and ``place``.
+    """
+    if isinstance(predictive, GaussianPredictive):
+        scaled = predictive.rescaled(preprocessing.target_shift, preprocessing.target_scale)
+        columns = {"mean": scaled.mean, "std": scaled.std, "member_std": scaled.member_variance.sqrt()}
+        columns |= {f"q{level:g}": values for level, values in (scaled.quantiles or {}).items()}
+        return _flat({name: values.cpu().numpy() for name, values in columns.items()})
+    uncertainty = {
+        "entropy": predictive.entropy.cpu().numpy(),
+        "mutual_information": predictive.mutual_information.cpu().numpy(),
+    }
+    mean = predictive.mean.cpu().numpy()
+    if not isinstance(predictive, CategoricalPredictive) or mean.ndim not in (2, 3):
+        return _flat({"mean": mean} | uncertainty)
+    tokens: dict[str, np.ndarray] = {}
+    if mean.ndim == 3:
+        sequence, place = np.indices(mean.shape[:2]).reshape(2, -1)
+        tokens = {"sequence": sequence, "place": place}
+        mean = mean.reshape(-1, mean.shape[-1])
+        uncertainty = {name: values.flatten() for name, values in uncertainty.items()}
+    classes: Sequence[str] = preprocessing.classes or [str(i) for i in range(mean.shape[-1])]
+    if len(classes) != mean.shape[-1]:
+        raise CheckpointError(
+            f"The run names {len(classes)} classes, and its network tells {mean.shape[-1]} apart: its folder "
+            "is damaged."
+        )
+    labels = np.array(classes)[mean.argmax(-1)]
+    columns = tokens | {"label": labels, "confidence": mean.max(-1)} | uncertainty
+    return columns | {f"p_{name}": mean[:, index] for index, name in enumerate(classes)}
+
+
+def _flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Every column one number an example: outputs beyond the first axis get columns of their own."""
+    flat = {}
+    for name, values in columns.items():
+        rows = values.reshape(len(values), -1)
+        if rows.shape[1] == 1:
+            flat[name] = rows[:, 0]
+        else:
+            flat |= {f"{name}_{index}": rows[:, index] for index in range(rows.shape[1])}
+    return flat
+
+
+def _csv(columns: dict[str, np.ndarray]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([_harmless(name) for name in columns])
+    for row in zip(*(values.tolist() for values in columns.values()), strict=True):
+        writer.writerow([f"{value:.8g}" if isinstance(value, float) else _harmless(value) for value in row])
+    return stream.getvalue()
+
+
+def _harmless(value: Any) -> Any:
+    """Text that a spreadsheet would run as a formula, with an apostrophe before it; not so numbers."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value

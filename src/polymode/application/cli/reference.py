@@ -1,0 +1,216 @@
+"""``polymode reference``: sample the posterior itself, and keep what it predicts to judge others by."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from polymode.application.cli.compare import CompareOptions
+from polymode.application.cli.jobs import Job, JobOptions, how_to_run, load_job, make_methods, run_folder
+from polymode.application.cli.options import UsageError, command_line, config_of, option
+from polymode.application.cli.output import console, print_json, reporter_of, say
+from polymode.application.comparison import Replicate, distances_text, fit_replicates, noise_floor_text
+from polymode.data import Data
+from polymode.errors import InputError
+from polymode.judging.diagnostics import LEAST_SAMPLES, Verdict, import_arviz, noise_floor, verdict
+from polymode.judging.evaluation import REFERENCE_SEED, arrays_of, predictive_samples
+from polymode.judging.reference import Reference, row_hashes
+from polymode.likelihoods import Categorical, Gaussian, make_likelihood
+from polymode.methods import HMC
+from polymode.posteriors import Posterior
+from polymode.training.contract import describe
+from polymode.training.loop.arithmetic import recorded_threads, with_threads
+
+ABOUT = """Sample the posterior by full-batch Hamiltonian Monte Carlo and keep what it predicts for test data.
+
+polymode compare --reference FILE then tells how close every method comes to it. Chains that have not mixed,
+are rejected too often or diverge are not called a reference. With --show FILE: what a reference is about.
+The same command goes on where it was cut."""
+
+
+@dataclass(frozen=True)
+class ReferenceOptions(JobOptions):
+    """Options of ``polymode reference``."""
+
+    passes: int = option(20_000, "gradient passes over the data of each chain, burn-in included")
+    out: str = option("", "file to write (default: reference.npz in the run's folder)", place="screen")
+    force: bool = option(
+        False, "write the file although the sample is unfit, and say so in it", place="screen"
+    )
+    show: str = option("", "only tell what is in this file", metavar="FILE", place="screen")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.passes < 2:
+            raise UsageError(f"--passes must be at least 2, got {self.passes}; thousands are usual.")
+        if self.tensorboard:
+            raise UsageError("--tensorboard: polymode reference shows its progress here only.")
+        if self.seeds != 1:
+            raise UsageError(
+                "--seeds: a reference is one sample; its chains are set with --set hmc.chains=4."
+            )
+        if self.out and Path(self.out).suffix != ".npz":
+            raise UsageError(f"--out {self.out!r} must end in .npz.")
+
+
+def run(options: ReferenceOptions) -> None:
+    """Sample, judge the sample, write the reference."""
+    if options.show:
+        show(options, Reference.load(options.show))
+        return
+    job = load_job(options)
+    likelihood = make_likelihood(job.task.likelihood)
+    if not isinstance(likelihood, Categorical | Gaussian):
+        raise UsageError(
+            f"A reference is made of classes or numbers; the likelihood here is {likelihood.kind!r}."
+        )
+    if len(job.task.splits) > 1:
+        raise UsageError(
+            f"A reference is about one test set, {job.task.name} has {len(job.task.splits)} splits: choose "
+            "one (--set data.split=0)."
+        )
+    method = make_methods({"hmc": "hmc"}, options.set, {})["hmc"]
+    assert isinstance(method, HMC)
+    if method.chains < 2 or method.lengths(options.passes)[1] < LEAST_SAMPLES:
+        raise UsageError(
+            f"A reference needs at least 2 chains with {LEAST_SAMPLES} samples each to be judged by: raise "
+            "hmc.chains, hmc.samples or --passes."
+        )
+    if isinstance(likelihood, Gaussian) and arrays_of(job.task.splits[0].test)[1][0].numel() != 1:
+        raise UsageError("A reference of numbers is about one output; these targets have several.")
+    import_arviz()  # what judges the chains must be there before they are run
+    identity = config_of(options, without=("ood", "draws", "bins", "bin_minimum")) | {"model": job.model_name}
+    folder = run_folder(options.run, "reference", [options.data, job.model_name], identity)
+    reporter = reporter_of(options)
+    reporter.say(job.described())
+    try:
+        [posterior] = fit_replicates(
+            method,
+            job.model,
+            [Replicate(0, options.seed, replace(job.task.splits[0], validation=None))],  # nothing is chosen
+            folder,
+            likelihood=likelihood,
+            epochs=options.passes,
+            **how_to_run(options),
+            title="hmc",
+            options=identity | {"method": describe(method)},
+            network=job.network,
+            reporter=reporter,
+        )
+        reporter.say("judging the chains by what they predict")
+        with with_threads(options.threads or recorded_threads(posterior.record)):
+            judged = verdict(posterior, job.task.splits[0].test)
+            floor = noise_floor(posterior, job.task.splits[0].test)
+            reference = _reference(posterior, job, judged, floor, command_line("reference", options))
+    finally:
+        reporter.close()
+    _report(options, posterior, judged, floor)
+    if not judged.is_fit and not options.force:
+        raise InputError(
+            f"This sample is no reference: {'; '.join(judged.reasons)}. Nothing was written; the run is kept "
+            f"in {folder}. --force writes it, marked as unfit."
+        )
+    path = Path(options.out) if options.out else folder / "reference.npz"
+    reference.save(path.resolve() if options.out else path)
+    if options.json:
+        print_json(
+            {"reference": str(path), "verdict": judged.config(), "noise_floor": floor, "folder": str(folder)}
+        )
+    say(options, f"reference  {path}")
+    settings = {key: value for key, value in options.set.items() if key in ("data", "model")}
+    again = CompareOptions(
+        data=options.data,
+        model=options.model,
+        likelihood=options.likelihood,
+        set=settings | {"all": {"prior_std": describe(method.prior_std)}},
+        reference=str(path),
+    )
+    say(options, f"next       {command_line('compare', again)}")
+
+
+def _reference(
+    posterior: Posterior, job: Job, judged: Verdict, floor: dict[str, float], command: str
+) -> Reference:
+    test: Data = job.task.splits[0].test
+    inputs, _ = arrays_of(test)
+    if isinstance(posterior.network.likelihood, Gaussian):
+        kind = "samples"
+        values = predictive_samples(posterior, inputs, seed=REFERENCE_SEED).float()
+    else:
+        kind, values = "probabilities", posterior.predict(inputs).mean
+    about = {
+        "data": job.task.name,
+        "model": job.model_name,
+        "method": posterior.record["method"],
+        "num_samples": posterior.num_members,
+        "effective_samples": judged.mixing.effective,
+        "noise_floor": floor,
+        "verdict": judged.config(),
+        "chains": posterior.record["findings"],
+        "member_epochs": posterior.record["member_epochs"],
+        "command": command,
+    }
+    return Reference(kind, values.cpu(), row_hashes(test), about)
+
+
+def _report(
+    options: ReferenceOptions, posterior: Posterior, judged: Verdict, floor: dict[str, float]
+) -> None:
+    if options.json:
+        return
+    chains = posterior.record["findings"]
+    mixing = judged.mixing
+    rows = [
+        ("samples", f"{posterior.num_members:,}", f"{mixing.num_chains} chains × {mixing.num_samples}"),
+        ("gradient passes", f"{posterior.record['member_epochs']:,.0f}", "of all chains, burn-in included"),
+        ("transitions", f"{sum(c['transitions'] for c in chains):,}", "trajectories after burn-in"),
+        (
+            "leapfrog steps",
+            f"{chains[0]['leapfrog_steps']:,}",
+            f"of {chains[0]['step_size']:.3g} prior widths each",
+        ),
+        ("acceptance", f"{judged.acceptance:.1%}", "of the chain that accepts least"),
+        ("divergences", f"{judged.divergences:.1%}", "of all trajectories"),
+        (
+            "R-hat",
+            f"{mixing.rhat:.3f}",
+            f"exceeded by 5 % of the predictions; the worst is {mixing.worst_rhat:.3f}",
+        ),
+        ("effective samples", f"{mixing.effective:,.0f}", "median over predictions"),
+        ("noise floor", distances_text(floor), "between halves of its own chains"),
+        ("fit as a reference", "yes" if judged.is_fit else "NO", "; ".join(judged.reasons)),
+    ]
+    console().print(_table("Hamiltonian Monte Carlo", rows))
+
+
+def show(options: ReferenceOptions, reference: Reference) -> None:
+    """Print what a reference is about."""
+    about = reference.about
+    if options.json:
+        print_json({"kind": reference.kind, "shape": list(reference.values.shape), "about": dict(about)})
+        return
+    judged = about.get("verdict", {})
+    fit = {True: "yes", False: "NO: " + "; ".join(judged.get("reasons", []))}.get(
+        judged.get("is_fit"), "not known"
+    )
+    rows = [
+        (reference.kind, " × ".join(map(str, reference.values.shape)), ""),
+        ("data", str(about.get("data", "not known")), ""),
+        ("model", str(about.get("model", "not known")), ""),
+        ("samples", str(about.get("num_samples", "not known")), ""),
+        ("noise floor", noise_floor_text(reference), ""),
+        ("fit as a reference", fit, ""),
+        ("made with", str(about.get("command", "not known")), ""),
+    ]
+    console().print(_table(options.show, rows))
+
+
+def _table(title: str, rows: list[tuple[str, str, str]]) -> Table:
+    table = Table(title=title, title_justify="left", show_header=False, box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("value", justify="left")
+    table.add_column("meaning")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,246 @@
+"""Run folders as commands read them: posteriors, and new examples brought into the shape they know."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymode.application.cli.options import UsageError
+from polymode.application.comparison import TASK
+from polymode.application.datasets import characters
+from polymode.application.datasets.folders import read_images
+from polymode.application.datasets.loading import load_inputs_for_ood, load_labelled, load_task
+from polymode.application.datasets.tables import SUFFIXES, read_rows
+from polymode.data import Data, Preprocessing, Split, Task, as_tree
+from polymode.errors import CheckpointError, InputError, require, shortened
+from polymode.imports import import_object, import_only, is_import
+from polymode.judging.evaluation import arrays_of
+from polymode.models import make_model
+from polymode.posteriors import Posterior, load_posterior
+from polymode.posteriors.base import MANIFEST
+from polymode.storage import entry, inside, read_document, refuse_links, well_formed
+from polymode.training.loop.arithmetic import recorded_threads
+from polymode.training.loop.setup import fingerprint
+from polymode.trees import Tree
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A finished run that ``polymode train`` or ``compare`` made."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    task: dict[str, Any]
+
+    @classmethod
+    def open(
+        cls,
+        folder: str,
+        model: str = "",
+        given: Sequence[str] = (),
+        *,
+        trust: bool = False,
+        baseline: bool = False,
+        own_data: bool = False,
+    ) -> "StoredRun":
+        """Read what a folder says; from here on nothing that it names is imported unless it may be.
+
+        model, given: the network and data that the user has named. trust: import whatever it names. baseline:
+        the run beside the one that they were named for, which may have another network. own_data: whether the
+        data that the run was made with are wanted.
+        """
+        path = Path(folder)
+        if not path.is_dir():
+            raise CheckpointError(f"{folder} is not a folder: name the folder of a run.")
+        refuse_links(path)
+        if (path / "comparison.json").exists():
+            runs = sorted(p.parent.name for p in path.glob(f"*/{MANIFEST}"))
+            raise UsageError(f"{folder} is a comparison; name one of its runs: {', '.join(runs)}.")
+        manifest = read_document(path / MANIFEST, "run")
+        if manifest.get("status") != "finished":
+            raise CheckpointError(
+                f"{folder} holds a run that has not ended: repeat the command that began it."
+            )
+        if not (path / TASK).exists():
+            raise CheckpointError(
+                f"{folder} has no {TASK}: it was made by fit() in Python, where load_posterior reads it, or "
+                "the file was removed."
+            )
+        task = read_document(
+            path / TASK, "task", "Repeat the command that trained the run: it writes it again."
+        )
+        stored = cls(path, manifest, task)
+        stored._check()
+        if model and model != stored.network["name"] and not baseline:
+            raise UsageError(
+                f"--model {model}: {folder} was trained with {stored.network['name']}, and its weights are "
+                "those of that network."
+            )
+        if not trust:
+            import_only(
+                {"The model": [model], "The data": given},
+                f"The run folder {folder}",
+                ({} if baseline else {stored.network["name"]: "--model"})
+                | ({stored.spec("data"): "--data", stored.spec("ood"): "--ood"} if own_data else {}),
+            )
+        stored.model  # noqa: B018  # one that may not be imported is told before any work
+        return stored
+
+    def _check(self) -> None:
+        """Raise unless all is there that the commands look for, and of its type."""
+        path, task_path = self.folder / MANIFEST, self.folder / TASK
+        entry(self.manifest, "options", dict, path)
+        method = entry(entry(self.manifest, "method", dict, path), "name", str, path)
+        if not re.fullmatch(r"[\w.+-]+", method):
+            raise CheckpointError(
+                f"{path} is damaged: {shortened(repr(method))} is not the name of a method."
+            )
+        names = entry(self.manifest, "posteriors", list, path)
+        network, ready = (
+            entry(self.task, "network", dict, task_path),
+            entry(self.task, "posteriors", list, task_path),
+        )
+        if not network:
+            raise CheckpointError(
+                f"{task_path} names no network: the run was made by compare() in Python, where "
+                "load_posterior reads it."
+            )
+        entry(network, "name", str, task_path)
+        entry(network, "options", dict, task_path)
+        entry(network, "num_outputs", int, task_path)
+        if network.get("example_shape") is not None:
+            entry(network, "example_shape", list, task_path)
+        if len(names) != len(ready):
+            raise CheckpointError(f"{path} names {len(names)} posteriors, {task_path} prepares {len(ready)}.")
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """What builds the network again."""
+        return self.task["network"]
+
+    @cached_property
+    def model(self) -> Any:
+        config = self.network
+        shape = None if config.get("example_shape") is None else tuple(config["example_shape"])
+        return make_model(config["name"], shape, config["num_outputs"], config["options"])
+
+    @property
+    def threads(self) -> int | None:
+        """Threads that the run trained with, but no more than there are here."""
+        return recorded_threads(self.manifest.get("record"))
+
+    @property
+    def num_posteriors(self) -> int:
+        return len(self.manifest["posteriors"])
+
+    def posterior(self, index: int) -> Posterior:
+        if not 0 <= index < self.num_posteriors:
+            raise UsageError(
+                f"--posterior {index}: {self.folder} holds {self.num_posteriors}, counted from 0 (one for "
+                "every split and seed)."
+            )
+        return load_posterior(inside(self.folder, self.manifest["posteriors"][index]), self.model)
+
+    def place(self, index: int) -> int:
+        """The split that a posterior belongs to; its seeds follow each other."""
+        return index // max(1, entry(self.options, "seeds", int, self.folder / MANIFEST))
+
+    def preprocessing(self, index: int) -> Preprocessing:
+        """How examples are prepared for a posterior."""
+        path, shape = self.folder / TASK, self.network.get("example_shape")
+        try:
+            ready = Preprocessing.from_config(self.task["posteriors"][index])
+        except InputError as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
+        if ready.input_shift and shape and len(ready.input_shift) != shape[0]:
+            raise CheckpointError(
+                f"{path} is damaged: input_shift is for {len(ready.input_shift)} columns or channels, but "
+                f"examples of the network are {shape}."
+            )
+        return ready
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.manifest["options"]
+
+    def spec(self, name: str) -> str:
+        """The data set, or the one outside the distribution, that the run was made with; "" for none."""
+        value = self.options.get(name, "")
+        return value if isinstance(value, str) else ""
+
+    def inputs(self, spec: str, index: int, keep: Sequence[str] = ()) -> tuple[Tree, dict[str, np.ndarray]]:
+        """New examples as the network wants them, with what tells them apart: numbers of rows, or names.
+
+        keep: columns of a table that are passed on as they are.
+        """
+        ready, path = self.preprocessing(index), Path(spec)
+        if path.suffix.lower() in SUFFIXES:
+            return read_rows(path, ready, keep)
+        require(not keep, f"{spec} is not a table: it has no columns to keep ({', '.join(keep)}).")
+        if path.suffix.lower() in characters.SUFFIXES:
+            return characters.read_text(path, ready)[0], {}
+        if path.exists():
+            inputs, names = read_images(path, ready)
+            return inputs, {"name": np.array(names)}
+        if self.is_own(spec):
+            return arrays_of(self._own_split(index).test)[0], {}
+        if is_import(spec) and (array := _imported_array(spec)) is not None:
+            return ready.inputs(array), {}
+        return load_labelled(spec, ready).inputs, {}
+
+    def split(self, spec: str, index: int) -> Split:
+        """Labelled examples to judge a posterior on; the run's own test data where nothing is named."""
+        if not spec or self.is_own(spec):
+            return self._own_split(index)
+        ready = self.preprocessing(index)
+        data = load_labelled(spec, ready)
+        return Split(data, data, preprocessing=ready)
+
+    def is_own(self, spec: str) -> bool:
+        """Whether a name or function is what the run was made with; a file of that name has all its rows."""
+        return spec == self.spec("data") and not Path(spec).exists()
+
+    @cached_property
+    def own_task(self) -> Task:
+        """The data the run was made with, read again."""
+        settings: Any = {"data": {}} | entry({"set": {}} | self.options, "set", dict, self.folder / MANIFEST)
+        return load_task(self.spec("data"), entry(settings, "data", dict, self.folder / MANIFEST))
+
+    @property
+    def own_ood(self) -> Data | None:
+        """The data outside the distribution that the run was made with."""
+        ood = self.spec("ood")
+        return self.with_ood(self.own_task, ood).ood if ood else self.own_task.ood
+
+    def with_ood(self, task: Task, spec: str) -> Task:
+        return replace(task, ood=load_inputs_for_ood(spec, task))
+
+    def _own_split(self, index: int) -> Split:
+        place, spec = self.place(index), self.spec("data")
+        task = self.own_task
+        with well_formed(self.folder / MANIFEST):
+            trained_on = self.manifest["signature"]["data"][index]
+        if place >= len(task.splits) or fingerprint(task.splits[place].train) != trained_on:
+            raise CheckpointError(
+                f"{spec} has changed since the run was trained on it: test rows may have been trained on. "
+                "Give labelled rows of their own: --data FILE."
+            )
+        return task.splits[place]
+
+
+def _imported_array(spec: str) -> Tensor | None:
+    """The array that a name stands for or that a function returns, if it is one."""
+    found = import_object(spec, "The data")
+    value = found() if callable(found) else found
+    return as_tree(value) if isinstance(value, np.ndarray | Tensor) else None
+
+
+def seeded(seed: int) -> torch.Generator:
+    """A generator for the draws of a command."""
+    return torch.Generator().manual_seed(seed)

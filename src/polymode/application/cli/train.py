@@ -1,0 +1,112 @@
+"""``polymode train``: one method on one data set and network."""
+
+import math
+from dataclasses import dataclass
+
+from polymode.application.cli.jobs import (
+    JobOptions,
+    how_to_run,
+    load_job,
+    make_methods,
+    observer_maker,
+    run_folder,
+)
+from polymode.application.cli.options import UsageError, config_of, option
+from polymode.application.cli.output import (
+    console,
+    findings_lines,
+    posterior_table,
+    print_json,
+    reporter_of,
+    say,
+)
+from polymode.application.comparison import Replicate, fit_replicates, judge_all
+from polymode.imports import is_import
+from polymode.likelihoods import make_likelihood
+from polymode.methods import make_method
+from polymode.training.contract import describe
+
+ABOUT = """Train one method and keep its posterior in a run folder.
+
+The same command goes on where it was cut. polymode evaluate and polymode predict take the folder."""
+
+
+@dataclass(frozen=True)
+class TrainOptions(JobOptions):
+    """Options of ``polymode train``."""
+
+    method: str | dict = option("deep_ensemble", "method: see polymode methods", metavar="METHOD")
+    epochs: int | None = option(None, "epochs of each chain")
+    budget: float | None = option(None, "member-epochs in all, instead of epochs")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs is not None and self.budget is not None:
+            raise UsageError("--epochs and --budget are two ways to say one thing: give one.")
+        if self.epochs is not None and self.epochs < 1:
+            raise UsageError(f"--epochs must be at least 1, got {self.epochs}.")
+        if self.budget is not None and not 1 <= self.budget < math.inf:
+            raise UsageError(f"--budget must be at least 1 member-epoch, got {self.budget}.")
+
+
+def run(options: TrainOptions) -> None:
+    """Train, judge, say where everything is."""
+    name = make_method(options.method).name
+    job = load_job(options)
+    method = make_methods({name: options.method}, options.set, job.task.training)[name]
+    if options.epochs is None:
+        method, epochs = method.for_budget(options.budget or job.task.suggested_budget)
+    else:
+        epochs = options.epochs
+    identity = config_of(options, without=("budget",)) | {
+        "model": job.model_name,
+        "method": describe(method),
+        "epochs": epochs,
+        "set": {k: v for k, v in options.set.items() if k in ("data", "model")},
+    }
+    folder = run_folder(options.run, "train", [options.data, job.model_name, method.name], identity)
+    reporter = reporter_of(options)
+    reporter.say(job.described())
+    replicates = [
+        Replicate(i, seed, split) for i, split in enumerate(job.task.splits) for seed in options.all_seeds
+    ]
+    try:
+        posteriors = fit_replicates(
+            method,
+            job.model,
+            replicates,
+            folder,
+            likelihood=make_likelihood(job.task.likelihood),
+            epochs=epochs,
+            **how_to_run(options),
+            title=method.name,
+            options=identity,
+            network=job.network,
+            reporter=reporter,
+            observer=observer_maker(options)(folder),
+        )
+        judged = judge_all(
+            posteriors,
+            replicates,
+            folder,
+            job.task.ood,
+            options.draws,
+            options.calibration,
+            reporter,
+            method.name,
+            threads=options.threads,
+        )
+    finally:
+        reporter.close()
+    if options.json:
+        print_json({"folder": str(folder), "epochs": epochs, "replicates": [r["scores"] for r in judged]})
+        return
+    spent = sum(p.record["member_epochs"] for p in posteriors)
+    title = f"{method.name} on {job.task.name}: {spent:g} member-epochs, test scores"
+    scores = [replicate["scores"] for replicate in judged]
+    console().print(posterior_table(title, make_likelihood(job.task.likelihood), scores))
+    for line in findings_lines(posteriors[0].record["findings"]):
+        say(options, line)
+    say(options, f"run      {folder} (all scores: {folder}/scores.json)")
+    own = f" --model {job.model_name}" if is_import(job.model_name) else ""
+    say(options, f"next     polymode predict {folder} NEW_DATA{own} --out predictions.csv")

@@ -1,0 +1,39 @@
+"""Comparisons: several methods on one task at one price."""
+
+from polymode.application.comparison.columns import Column, columns_for, distances_text, noise_floor_text
+from polymode.application.comparison.compare import (
+    MANIFEST,
+    TASK,
+    Replicate,
+    check_reference,
+    compare,
+    fit_replicates,
+    judge_all,
+)
+from polymode.application.comparison.judgement import Judgement, judge
+from polymode.application.comparison.results import Comparison, Result, Summary
+from polymode.application.comparison.robustness import Robustness, judge_corrupted
+from polymode.application.comparison.tables import add_result, replicates_path
+
+__all__ = [
+    "MANIFEST",
+    "TASK",
+    "Column",
+    "Comparison",
+    "Judgement",
+    "Replicate",
+    "Result",
+    "Robustness",
+    "Summary",
+    "add_result",
+    "check_reference",
+    "columns_for",
+    "compare",
+    "distances_text",
+    "fit_replicates",
+    "judge",
+    "judge_all",
+    "judge_corrupted",
+    "noise_floor_text",
+    "replicates_path",
+]

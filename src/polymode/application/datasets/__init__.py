@@ -1,0 +1,1 @@
+"""Data sets by name, path or import, and their readers."""

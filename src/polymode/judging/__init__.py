@@ -1,0 +1,1 @@
+"""Judging posteriors: scores, references, diagnostics, recalibration, weights of members."""

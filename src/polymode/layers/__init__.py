@@ -1,5 +1,0 @@
-"""Layers whose noise acts on activations."""
-
-from polymode.layers.dropout import Masks, SeededDropout
-
-__all__ = ["Masks", "SeededDropout"]

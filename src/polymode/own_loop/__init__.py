@@ -1,0 +1,1 @@
+"""Parts for a training loop of one's own."""

@@ -1,0 +1,56 @@
+"""What a method and the training loop agree on: all that a method's file imports of the training."""
+
+from polymode.training.contract.batch import Batch, Piece
+from polymode.training.contract.descent import Descent
+from polymode.training.contract.epoch import Epoch
+from polymode.training.contract.method import (
+    Hook,
+    Keep,
+    KeepBest,
+    Method,
+    Over,
+    Phase,
+    Problem,
+    Step,
+    check_options,
+    descend,
+    describe,
+    epochs_before,
+    keep_rule,
+    nothing,
+)
+from polymode.training.contract.objective import Gradients, Objective, next_noise
+from polymode.training.contract.optimizers import MemberOptimizer, Optimizer, clip_each
+from polymode.training.contract.perturbation import draw_data_seed, perturbed
+from polymode.training.contract.state import State, under
+
+__all__ = [
+    "Batch",
+    "Descent",
+    "Epoch",
+    "Gradients",
+    "Hook",
+    "Keep",
+    "KeepBest",
+    "MemberOptimizer",
+    "Method",
+    "Objective",
+    "Optimizer",
+    "Over",
+    "Phase",
+    "Piece",
+    "Problem",
+    "State",
+    "Step",
+    "check_options",
+    "clip_each",
+    "descend",
+    "describe",
+    "draw_data_seed",
+    "epochs_before",
+    "keep_rule",
+    "next_noise",
+    "nothing",
+    "perturbed",
+    "under",
+]

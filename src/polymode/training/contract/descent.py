@@ -1,0 +1,53 @@
+"""Methods that train one network by plain gradient descent; what they leave behind differs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from polymode.schedules import Constant, Schedule
+from polymode.training.contract.method import Keep, Method, Over, Phase, Problem, check_options, keep_rule
+from polymode.training.contract.optimizers import Optimizer
+from polymode.training.contract.state import State
+from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
+
+
+@dataclass(frozen=True)
+class Descent(Method):
+    """Minimise −Σ_n log p(y_n | x_n, θ) + Σ_j θ_j²/(2 s²) over the weights of one network."""
+
+    prior_std: PriorStd | None = None
+    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
+    schedule: Schedule = Constant()
+    keep: Keep = "last"
+
+    def __post_init__(self) -> None:
+        check_options(self.optimizer, self.schedule, self.keep)
+        if self.prior_std is not None:
+            check_prior_std(self.prior_std)
+
+    @property
+    def can_average(self) -> bool:
+        return True
+
+    def init(self, problem: Problem, generator: torch.Generator) -> State:
+        return State(problem.initial_members(generator))
+
+    def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
+        prior = None
+        if self.prior_std is not None:
+            prior = gaussian_prior(problem.prior_stds(self.prior_std))
+        return [
+            Phase(
+                "train",
+                epochs,
+                problem.objective(prior),
+                optimizers={"all": Over(self.optimizer)},
+                schedule=self.schedule,
+                keep=keep_rule(self.keep),
+            )
+        ]
+
+    def for_budget(self, member_epochs: float) -> tuple[Self, int]:
+        return self, max(1, round(member_epochs))

@@ -1,0 +1,273 @@
+"""Any ``torch.optim`` optimiser over stacked tensors, as if every member were alone."""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.errors import InputError, unknown_name
+from polymode.imports import import_object
+from polymode.networks.members import Tensors
+
+# Optimisers whose update of a scalar depends on that scalar's own history and the step count alone.
+# One instance serves all members that step together; any other optimiser couples the scalars of a
+# tensor (norms, line searches, factored moments), so every member gets an instance of its own.
+ELEMENTWISE = frozenset(
+    [
+        "SGD",
+        "Adam",
+        "AdamW",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Adagrad",
+        "Adadelta",
+        "Adamax",
+        "ASGD",
+        "Rprop",
+    ]
+)
+FUSED = frozenset({"SGD", "Adam", "AdamW", "Adagrad"})
+NEEDS_CLOSURE = frozenset({"LBFGS"})
+
+
+@dataclass(frozen=True, init=False)
+class Optimizer:
+    """A description of an optimiser: ``Optimizer("SGD", lr=0.1, momentum=0.9, weight_decay=5e-4)``.
+
+    kind: a name in ``torch.optim``, or ``"package.module:Class"``, or the class itself.
+    decay_all: False exempts normalisation parameters and biases from ``weight_decay``.
+    clip_norm: largest gradient norm of one member; gradients of others do not count.
+    Further options go to the optimiser as they are.
+    """
+
+    kind: str
+    lr: float
+    decay_all: bool
+    clip_norm: float | None
+    options: Mapping[str, Any]
+
+    def __init__(
+        self,
+        kind: str | type[torch.optim.Optimizer] = "Adam",
+        lr: float = 1e-3,
+        *,
+        decay_all: bool = True,
+        clip_norm: float | None = None,
+        **options: Any,
+    ) -> None:
+        if inspect.isclass(kind):
+            inside = getattr(torch.optim, kind.__name__, None) is kind
+            kind = kind.__name__ if inside else f"{kind.__module__}:{kind.__qualname__}"
+        for name, value in (("lr", lr), ("clip_norm", clip_norm)):
+            if value is not None and not (isinstance(value, int | float) and value > 0):
+                raise InputError(f"Optimizer({name}=...) must be a positive number, got {value!r}.")
+        for name, value in locals().items():
+            if name in self.__dataclass_fields__:
+                object.__setattr__(self, name, value)
+        accepted = inspect.signature(self.factory).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+        for option in options:
+            if option not in accepted and not takes_any:
+                raise unknown_name(f"option of {kind}", option, accepted.keys() - {"params"})
+
+    def with_options(self, **options: Any) -> "Optimizer":
+        """The same with other options for torch's optimiser."""
+        changed = dict(self.options) | options
+        return Optimizer(self.kind, self.lr, decay_all=self.decay_all, clip_norm=self.clip_norm, **changed)
+
+    @property
+    def factory(self) -> Callable[..., torch.optim.Optimizer]:
+        name = self.kind
+        if ":" in name:
+            return import_object(name, "The optimiser")
+        known = [n for n, v in vars(torch.optim).items() if inspect.isclass(v) and n != "Optimizer"]
+        if name not in known:
+            raise unknown_name("optimiser", name, known)
+        return getattr(torch.optim, name)
+
+    @property
+    def elementwise(self) -> bool:
+        return self.kind in ELEMENTWISE
+
+    @property
+    def needs_closure(self) -> bool:
+        return self.kind in NEEDS_CLOSURE
+
+    def over(self, parameters: Mapping[str, Tensor], exempt: frozenset[str]) -> torch.optim.Optimizer:
+        """Build the optimiser over leaf tensors, with the exempt ones in a group without decay."""
+        options = dict(self.options)
+        chosen = {"fused", "foreach", "differentiable"} & options.keys()
+        if self.kind in FUSED and not chosen and all(map(_is_dense, parameters.values())):
+            options["fused"] = True
+        if self.decay_all or not options.get("weight_decay"):
+            return self.factory(list(parameters.values()), lr=self.lr, **options)
+        free = [t for name, t in parameters.items() if name in exempt]
+        decayed = [t for name, t in parameters.items() if name not in exempt]
+        groups = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
+        return self.factory([g for g in groups if g["params"]], lr=self.lr, **options)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor fills its stretch of memory, in any order of axes.
+
+    Fused kernels walk that stretch from the first element on and take it for the tensor: on every
+    K-th row of a stack they would update the wrong members without a word.
+    """
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Rows that step together: those of a cohort, or the ``member``-th of each of its groups."""
+
+    cohort: int
+    member: int | None
+    rows: slice | int  # an integer drops the row axis
+
+
+class MemberOptimizer:
+    """One optimiser over tensors [R, ...] whose rows (members, or groups) step in cohorts.
+
+    A cohort is a set of rows that always step together; with ``group_size`` its members step one at a
+    time. Rows that do not step keep their weights, moments and step count bit by bit.
+    """
+
+    def __init__(
+        self,
+        spec: Optimizer,
+        tensors: Tensors,
+        exempt: frozenset[str],
+        cohorts: Sequence[slice],
+        group_size: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.names = list(tensors)
+        self.units = [
+            unit for number, rows in enumerate(cohorts) for unit in self._units(number, rows, group_size)
+        ]
+        self.parameters: list[Tensors] = []
+        self.instances: list[torch.optim.Optimizer] = []
+        for unit in self.units:
+            # Views of the stacked storage: an in-place update of the view is one of the member.
+            views = {name: t[unit.rows].detach().requires_grad_() for name, t in tensors.items()}
+            self.parameters.append(views)
+            self.instances.append(spec.over(views, exempt))
+
+    def _units(self, cohort: int, rows: slice, group_size: int | None) -> list[Unit]:
+        if not self.spec.elementwise:
+            # One row without its axis: an optimiser that looks at shapes (Muon, Adafactor) or norms
+            # sees the member's own tensors and no others.
+            return [
+                Unit(cohort, None if group_size is None else row % group_size, row)
+                for row in range(rows.start, rows.stop)
+            ]
+        if group_size is None:
+            return [Unit(cohort, None, rows)]
+        return [
+            Unit(cohort, member, slice(rows.start + member, rows.stop, group_size))
+            for member in range(group_size)
+        ]
+
+    def _active(self, cohorts: Sequence[int] | None, member: int | None) -> Iterator[int]:
+        for index, unit in enumerate(self.units):
+            if (cohorts is None or unit.cohort in cohorts) and unit.member == member:
+                yield index
+
+    def set_rates(self, factors: Sequence[float]) -> None:
+        """Multiply the base learning rate by a factor for each cohort."""
+        for unit, instance in zip(self.units, self.instances, strict=True):
+            for group in instance.param_groups:
+                group["lr"] = self.spec.lr * factors[unit.cohort]
+
+    def step(
+        self, gradients: Tensors, cohorts: Sequence[int] | None = None, member: int | None = None
+    ) -> None:
+        """Step some cohorts (all, unless given) with gradients [R, ...] of the same rows.
+
+        member: which member of each group steps, where members step one at a time.
+        """
+        for index in self._active(cohorts, member):
+            rows = self.units[index].rows
+            self._assign(index, {name: gradients[name][rows] for name in self.names})
+            self.instances[index].step()
+
+    def step_with_closure(
+        self,
+        evaluate: Callable[[int], tuple[Tensor, Tensors]],
+        cohorts: Sequence[int] | None = None,
+        member: int | None = None,
+    ) -> None:
+        """Step optimisers that evaluate the loss themselves; ``evaluate(row)`` gives loss and gradients."""
+        for index in self._active(cohorts, member):
+            row = self.units[index].rows
+            assert isinstance(row, int)
+
+            def closure(index: int = index, row: int = row) -> Tensor:
+                loss, gradients = evaluate(row)
+                self._assign(index, {name: gradients[name] for name in self.names})
+                return loss
+
+            self.instances[index].step(closure)  # type: ignore[arg-type]
+
+    def _assign(self, index: int, gradients: Tensors) -> None:
+        if self.spec.clip_norm is not None:
+            stacked = isinstance(self.units[index].rows, slice)
+            gradients = clip_each(gradients, self.spec.clip_norm, stacked=stacked)
+        for name, parameter in self.parameters[index].items():
+            gradient = gradients[name]
+            if self.spec.needs_closure:
+                gradient = gradient.contiguous()  # LBFGS lays all gradients end to end as views
+            elif gradient.stride() != parameter.stride():  # fused kernels walk the raw memory
+                gradient = torch.empty_like(parameter).copy_(gradient)
+            parameter.grad = gradient
+
+    def spread(self, member: int) -> None:
+        """Give all members of a group the moments and the step count of one of them."""
+        place = {
+            (u.cohort, u.rows if isinstance(u.rows, int) else u.member): i for i, u in enumerate(self.units)
+        }
+        states = self.state_dict()
+        for index, unit in enumerate(self.units):
+            assert unit.member is not None
+            of = unit.rows - unit.member + member if isinstance(unit.rows, int) else member
+            self._load(self.instances[index], copy.deepcopy(states[place[unit.cohort, of]]))
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [instance.state_dict() for instance in self.instances]
+
+    def load_state_dict(self, states: Sequence[dict[str, Any]]) -> None:
+        for instance, state in zip(self.instances, states, strict=True):
+            self._load(instance, state)
+
+    def _load(self, instance: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        instance.load_state_dict(state)
+        for parameter, moments in instance.state.items():
+            for name, value in moments.items():
+                # Files hold tensors in plain order; fused kernels need the parameter's own layout.
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def clip_each(gradients: Tensors, clip_norm: float, *, stacked: bool = True) -> Tensors:
+    """Scale each row's gradient, over all its tensors, to a norm of at most ``clip_norm``."""
+    start = 1 if stacked else 0
+    squares = [
+        g.square().flatten(start).sum(-1) if g.ndim > start else g.square() for g in gradients.values()
+    ]
+    norms = torch.stack(squares).sum(0).sqrt()
+    factor = (clip_norm / (norms + 1e-6)).clamp(max=1.0)
+    return {
+        name: gradient * (factor.reshape(-1, *[1] * (gradient.ndim - 1)) if stacked else factor)
+        for name, gradient in gradients.items()
+    }

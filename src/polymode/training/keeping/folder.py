@@ -1,0 +1,171 @@
+"""The folder of a run: manifest, event log, checkpoints, finished posteriors. All JSON and safetensors.
+
+``manifest.json`` is written when the run begins and again when it ends (``status``: running, finished);
+``events.jsonl`` only grows; ``checkpoint/`` and ``members/`` are removed when all of it is in the posteriors.
+"""
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from polymode._version import __version__
+from polymode.errors import CheckpointError
+from polymode.posteriors import Posterior
+from polymode.posteriors.base import MANIFEST
+from polymode.storage import entry, inside, read_document, refuse_links, write_document, writing
+from polymode.training.contract.epoch import Epoch
+from polymode.training.keeping.checkpoint import Checkpoints, check_signature
+from polymode.training.keeping.events import EventLog
+
+MEMBERS = "members"  # folder of the members that are finished before the run is
+PARTS = "processes"  # folder of the parts of a run that is divided among processes
+
+
+class RunFolder:
+    """One run on disk.
+
+    signature: what must be the same for the run to go on. options: what the caller was asked to do, kept in
+    the manifest as it is.
+    """
+
+    def __init__(self, path: Path, signature: dict[str, Any], options: Mapping[str, Any]) -> None:
+        self.path, self.signature, self.options = path, signature, dict(options)
+        self.checkpoints = Checkpoints(path / "checkpoint", signature)
+        self.events = EventLog(path)
+        self._record: dict[str, Any] = {}
+        self._labels: list[list[int]] = []
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes out of the folder; the system lets go of it however this process ends."""
+        refuse_links(self.path)
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / ".lock")
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                raise CheckpointError(
+                    f"Another run is working in {self.path}: wait for it, or choose another folder."
+                ) from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has come to its end; a folder of another run is an error."""
+        if not (self.path / MANIFEST).exists():
+            return False
+        path = self.path / MANIFEST
+        manifest = read_document(path, "run")
+        check_signature(entry(manifest, "signature", dict, path), self.signature, f"The run in {self.path}")
+        if entry(manifest, "status", str, path) != "finished":
+            return False
+        self._remove_unfinished()  # where the ending was cut
+        return True
+
+    def check_processes(self, processes: int) -> None:
+        """Raise where the run was begun with another number of processes: its work would be lost."""
+        parts = len(list((self.path / PARTS).glob("*")))
+        begun = parts or (1 if self.checkpoints.exist else processes)
+        if begun != processes:
+            raise CheckpointError(
+                f"The run in {self.path} was begun with processes={begun}: go on with that number, or choose "
+                "another folder."
+            )
+
+    def posteriors(self) -> Iterator[Path]:
+        """The folders of the finished posteriors, one a data set."""
+        path = self.path / MANIFEST
+        for name in entry(read_document(path, "run"), "posteriors", list, path):
+            yield inside(self.path, name)
+
+    def began(self, record: dict[str, Any], event: str, **content: Any) -> None:
+        """Write down that the run begins or goes on, with what is known of it so far."""
+        self._record = record
+        self._write_manifest(status="running")
+        self.events.write(event, versions=versions(), hardware=hardware(), **content)
+
+    def save(self, number: int, content: dict[str, Any]) -> None:
+        self.checkpoints.save(number, content)
+
+    def log_epoch(self, epoch: Epoch) -> None:
+        labels = epoch.labels.tolist()
+        if labels != self._labels:  # which data set, chain and member each number below belongs to
+            self._labels = labels
+            self.events.write("members", labels=labels)
+        self.events.write(
+            "epoch",
+            epochs_done=epoch.epochs_done,
+            phase=epoch.phase,
+            epoch=epoch.epoch,
+            member_epochs=epoch.member_epochs,
+            learning_rates=epoch.learning_rates,
+            losses=epoch.losses.tolist(),
+            validation={name: scores.tolist() for name, scores in epoch.validation.items()},
+        )
+
+    def finish(self, posteriors: Sequence[Posterior]) -> list[Posterior]:
+        """Write the posteriors and return them, no longer resting on files of the training."""
+        names = [f"posterior-{index}" for index in range(len(posteriors))]
+        for name, posterior in zip(names, posteriors, strict=True):
+            shutil.rmtree(self.path / name, ignore_errors=True)  # of an ending that was cut
+            posterior.save(self.path / name)
+        spent = [
+            {key: posterior.record[key] for key in ("member_epochs", "training_seconds", "peak_memory_mb")}
+            for posterior in posteriors
+        ]
+        self._write_manifest(status="finished", posteriors=names, spent=spent)
+        self.events.write("end", spent=spent)
+        saved = [p.read_from(self.path / name) for name, p in zip(names, posteriors, strict=True)]
+        self._remove_unfinished()
+        return saved
+
+    def _remove_unfinished(self) -> None:
+        """Remove what a run needs to go on: all of it is in the posteriors now."""
+        for name in ("checkpoint", MEMBERS):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+
+    def _write_manifest(self, **content: Any) -> None:
+        manifest = {
+            "options": self.options,
+            "method": self.signature["method"],
+            "seeds": self.signature["seeds"],
+            "record": self._record,
+            "versions": versions(),
+            "hardware": hardware(),
+            "signature": self.signature,
+        }
+        write_document(self.path / MANIFEST, "run", manifest | content)
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    return {
+        "polymode": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, in a few words."""
+    # A name is asked for only where CUDA is in use: asking would start it up.
+    devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
+    return {
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cuda": [torch.cuda.get_device_name(device) for device in devices],
+    }

@@ -1,0 +1,253 @@
+"""Which chain sees which examples when: orders, ragged data sets, batches side by side."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from polymode.data import ArrayData, Data, Examples
+from polymode.errors import InputError
+from polymode.seeds import derive_generator, derive_seed
+from polymode.training.contract.batch import Batch, Piece
+from polymode.trees import leaves, map_tree
+
+# A pass over the whole data set takes inputs of so many bytes at once: activations are a multiple of them.
+FULL_BYTES = 2**22
+
+
+@dataclass(frozen=True)
+class Group:
+    """One chain on one data set."""
+
+    data_set: int
+    chain: int
+    num_examples: int
+    offset: int
+    seed: int
+
+
+class Batches:
+    """The batches of a run: chains of all data sets, ordered so that active ones are neighbours.
+
+    Data sets are sorted by length, longest first: at every step the active groups are a prefix, and
+    those with a full batch another. ``shared_order`` lets all chains see one order.
+    """
+
+    def __init__(
+        self,
+        data: Sequence[Data],
+        chains: Sequence[int],
+        seeds: Sequence[int],
+        *,
+        shared_order: bool,
+    ) -> None:
+        # One data set may be given several times (for several seeds): it is held once.
+        distinct = list({id(part): part for part in data}.values())
+        self.source = distinct[0] if len(distinct) == 1 else _joined(distinct)
+        if not self.source.replayable and len(data) > 1:
+            raise InputError(
+                "An IterableDataset has one order of its own: it cannot be trained on side by side. Fit it "
+                "once for each seed."
+            )
+        self.batch_size = data[0].batch_size
+        self.drop_last = data[0].drop_last
+        self.shared_order = shared_order or not self.source.replayable
+        offsets, end = {}, 0
+        for part in distinct:
+            offsets[id(part)], end = end, end + part.num_examples
+        longest_first = sorted(range(len(data)), key=lambda d: -data[d].num_examples)
+        self.groups = [
+            Group(d, chain, data[d].num_examples, offsets[id(data[d])], seeds[d])
+            for d in longest_first
+            for chain in chains
+        ]
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.groups)
+
+    def num_minibatches(self, num_examples: int) -> int:
+        full, rest = divmod(num_examples, self.batch_size)
+        return full + (1 if rest and not self.drop_last else 0)
+
+    @cached_property
+    def cohorts(self) -> list[slice]:
+        """Groups with the same number of minibatches in an epoch, as slices."""
+        counts = [self.num_minibatches(group.num_examples) for group in self.groups]
+        starts = [g for g in range(len(counts)) if g == 0 or counts[g] != counts[g - 1]]
+        return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(counts)], strict=True)]
+
+    def steps_per_epoch(self, cohort: slice, batches: int | Literal["full"]) -> int:
+        if batches == "full":
+            return 1
+        return -(-self.num_minibatches(self.groups[cohort.start].num_examples) // batches)
+
+    def epoch(self, epoch: int, batches: int | Literal["full"], first_step: int = 0) -> Iterator[list[Batch]]:
+        """Yield the rounds of one epoch, from ``first_step`` on.
+
+        "full" is one round of all examples in their own order, which all chains on a data set see together.
+        """
+        plan = self._plan(batches)[first_step:]
+        orders = self._orders(epoch, shuffled=batches != "full")
+        together = self.one_data_set if batches == "full" else self.one_order
+
+        def seen_by(groups: slice) -> slice:
+            return slice(0, 1) if together else groups
+
+        def indices() -> Iterator[Tensor]:
+            for round_ in plan:
+                for pieces in round_:
+                    for groups, start, size in pieces:
+                        of_group = orders[seen_by(groups), start : start + size]
+                        yield (of_group + self.offsets[seen_by(groups), None]).flatten()
+
+        def seeds() -> Iterator[Tensor]:
+            first = first_step * (1 if batches == "full" else batches)
+            for minibatch, pieces in enumerate((p for round_ in plan for p in round_), first):
+                for groups, _, size in pieces:
+                    # The whole data set is always the same one: what it draws at random does not change.
+                    drawn_in = 0 if batches == "full" else epoch
+                    yield self._example_seeds(seen_by(groups), size, drawn_in, minibatch)
+
+        def batch(pieces: Sequence[tuple[slice, int, int]]) -> Batch:
+            rows = [orders[seen_by(groups), start : start + size] for groups, start, size in pieces]
+            return self._batch(pieces, rows, stream, has_groups=not together)
+
+        stream = self.source.stream(indices(), seeds())
+        for round_ in plan:
+            yield [batch(pieces) for pieces in round_]
+
+    def _example_seeds(self, groups: slice, size: int, epoch: int, minibatch: int) -> Tensor:
+        """A seed for each example of a piece: a chain's own, so that it sees what it would see alone."""
+        bases = [
+            derive_seed(group.seed, "examples", self._order_of(group), epoch, minibatch) >> 1
+            for group in self.groups[groups]
+        ]
+        return (torch.tensor(bases)[:, None] + torch.arange(size)).flatten()
+
+    def _order_of(self, group: Group) -> int | str:
+        return "shared" if self.shared_order else group.chain
+
+    @cached_property
+    def one_order(self) -> bool:
+        """Whether all groups see the same examples, so that batches carry no group axis."""
+        return self.shared_order and len({(group.seed, group.offset) for group in self.groups}) == 1
+
+    @cached_property
+    def _rows_at_once(self) -> int:
+        """Examples of a piece of the whole data set."""
+        if not isinstance(self.source, ArrayData):
+            return self.batch_size
+        row = sum(leaf[:1].numel() * leaf.element_size() for leaf in leaves(self.source.inputs))
+        return max(self.batch_size, FULL_BYTES // max(1, row))
+
+    @cached_property
+    def one_data_set(self) -> bool:
+        """Whether all groups are chains on the same examples."""
+        return len({group.offset for group in self.groups}) == 1
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """Where each group's examples begin in the joint source, [G]."""
+        return torch.tensor([group.offset for group in self.groups])
+
+    def _plan(self, batches: int | Literal["full"]) -> list[list[list[tuple[slice, int, int]]]]:
+        """Rounds of minibatches of pieces (groups, first row, number of rows)."""
+        longest = self.groups[0].num_examples
+        size = min(longest, self._rows_at_once) if batches == "full" else self.batch_size
+        minibatches = []
+        for start in range(0, longest, size):
+            pieces: list[tuple[slice, int, int]] = []
+            for index, group in enumerate(self.groups):
+                rows = min(size, group.num_examples - start)
+                if rows <= 0 or (self.drop_last and rows < size and batches != "full"):
+                    continue
+                if pieces and pieces[-1][2] == rows:
+                    pieces[-1] = (slice(pieces[-1][0].start, index + 1), start, rows)
+                else:
+                    pieces.append((slice(index, index + 1), start, rows))
+            if pieces:
+                minibatches.append(pieces)
+        count = len(minibatches) if batches == "full" else batches
+        return [minibatches[i : i + count] for i in range(0, len(minibatches), count)]
+
+    def _orders(self, epoch: int, *, shuffled: bool) -> Tensor:
+        """Row numbers in each group's data set, [G, longest]."""
+        orders = torch.zeros(self.num_groups, self.groups[0].num_examples, dtype=torch.int64)
+        known: dict[tuple, Tensor] = {}
+        for row, group in enumerate(self.groups):
+            key = (group.seed, "order", self._order_of(group), epoch, group.num_examples)
+            if key not in known:
+                known[key] = (
+                    torch.randperm(group.num_examples, generator=derive_generator(*key))
+                    if shuffled
+                    else torch.arange(group.num_examples)
+                )
+            orders[row, : group.num_examples] = known[key]
+        return orders
+
+    def _batch(
+        self,
+        pieces: Sequence[tuple[slice, int, int]],
+        rows: Sequence[Tensor],
+        stream: Iterator[Examples],
+        *,
+        has_groups: bool,
+    ) -> Batch:
+        made = []
+        for (groups, start, size), own in zip(pieces, rows, strict=True):
+            examples = next(stream, None)
+            if examples is None:
+                raise InputError(
+                    f"The data ended before row {start}, although num_examples says there are "
+                    f"{self.groups[groups.start].num_examples}. Correct num_examples."
+                )
+            count = groups.stop - groups.start
+            if has_groups:
+                examples = examples.map(lambda t, n=count, size=size: t.unflatten(0, (n, size)))
+            made.append(
+                Piece(
+                    groups,
+                    examples.inputs,
+                    examples.targets,
+                    examples.weights,
+                    own if has_groups else own[0],
+                    has_groups,
+                )
+            )
+        last = pieces[-1][0].stop
+        active = [number for number, cohort in enumerate(self.cohorts) if cohort.start < last]
+        return Batch(made, active)
+
+
+def _joined(data: Sequence[Data]) -> ArrayData:
+    """All rows of several in-memory data sets in one, so that one gather serves all chains."""
+    arrays = [part for part in data if isinstance(part, ArrayData)]
+    if len(arrays) != len(data):
+        raise InputError(
+            "Several data sets side by side must all be ArrayData (in memory). Fit DataLoaders one at a time."
+        )
+    first = arrays[0]
+    if len({(part.batch_size, part.drop_last) for part in arrays}) > 1:
+        seen = sorted({(part.batch_size, part.drop_last) for part in arrays})
+        raise InputError(f"Data sets side by side must agree in (batch_size, drop_last); seen {seen}.")
+    if len({part.augment for part in arrays}) > 1:
+        raise InputError("Data sets side by side must have the same augmentation.")
+    if len({part.weights is None for part in arrays}) > 1:
+        raise InputError("Data sets side by side must all have sample weights, or none.")
+
+    def join(*parts: Tensor) -> Tensor:
+        return torch.cat(parts)
+
+    weights = [part.weights for part in arrays if part.weights is not None]
+    return ArrayData(
+        map_tree(join, *(part.inputs for part in arrays)),
+        join(*(part.targets for part in arrays)),
+        weights=join(*weights) if weights else None,
+        batch_size=first.batch_size,
+        drop_last=first.drop_last,
+        augment=first.augment,
+    )

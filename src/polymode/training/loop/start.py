@@ -1,0 +1,163 @@
+"""Where chains start: a template module and the initial weights of every chain."""
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from polymode.errors import InputError
+from polymode.likelihoods import Likelihood
+from polymode.networks.members import Tensors
+from polymode.networks.surgery import (
+    Model,
+    build,
+    prepare,
+    prepare_in_place,
+    reinitialised,
+    seed_buffers,
+    tensors_of,
+    trainable_names,
+)
+from polymode.seeds import derive_seed, draw_seed, global_seed
+from polymode.trees import Tree, map_tree
+
+
+@dataclass(frozen=True)
+class Start:
+    """Draws initial weights: from the factory, or from a module.
+
+    The first chain of a module starts with the module's own weights, so that one member is exactly
+    the base model; the others are re-initialised layer by layer.
+    """
+
+    model: Model
+    likelihood: Likelihood
+    device: torch.device
+    names: frozenset[str]
+    adapt: Callable[[nn.Module], nn.Module]
+
+    def __call__(self, chain: int, generator: torch.Generator) -> Tensors:
+        seed = draw_seed(generator)
+        if not isinstance(self.model, nn.Module):
+            module = prepare_in_place(build(self.model, seed))
+        elif chain == 0:
+            module = prepare(self.model)
+        else:
+            module = prepare_in_place(reinitialised(self.model, seed))
+        tensors = tensors_of(self._adapted(module, derive_seed(seed, "adapt")).to(self.device))
+        missing = self.names - tensors.keys()
+        if missing:
+            raise InputError(
+                f"The model factory builds different networks: {sorted(missing)[0]!r} is not always "
+                "there. It must build the same layers each time."
+            )
+        return {name: tensor for name, tensor in tensors.items() if name in self.names}
+
+    def _adapted(self, module: nn.Module, seed: int) -> nn.Module:
+        with global_seed(seed):  # what a method adds to a network may be drawn at random
+            return self.adapt(self.likelihood.prepare(module))
+
+    def of_layers(self, layers: Iterable[str], generator: torch.Generator) -> Tensors:
+        """Weights of some layers, drawn anew; nobody needs to be able to re-draw the other layers."""
+        if not isinstance(self.model, nn.Module):
+            return self(0, generator)
+        prepared = self._adapted(prepare(self.model), derive_seed("layers"))  # its layers are drawn below
+        prepared.requires_grad_(True)
+        first_names = {id(parameter): name for name, parameter in prepared.named_parameters()}
+        drawn: Tensors = {}
+        for part in map(prepared.get_submodule, layers):
+            for name in (first_names[id(parameter)] for parameter in part.parameters(recurse=False)):
+                if name in drawn:
+                    continue
+                owner, _, _ = name.rpartition(".")  # another layer than this one where tensors are tied
+                fresh = reinitialised(prepared.get_submodule(owner), draw_seed(generator)).to(self.device)
+                of_owner = fresh.named_parameters(recurse=False)
+                drawn |= {f"{owner}.{own}".lstrip("."): new.detach() for own, new in of_owner}
+        return drawn
+
+
+def make_template(model: Model, likelihood: Likelihood, seed: int) -> nn.Module:
+    """The prepared module whose weights the members replace."""
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise InputError(
+            f"The model must be an nn.Module or a function that builds one, got {type(model).__name__}."
+        )
+    module = model if isinstance(model, nn.Module) else build(model, derive_seed(seed, "template"))
+    if not trainable_names(module):
+        raise InputError("The model has no trainable parameters: nothing can be fitted.")
+    return likelihood.prepare(prepare(module))
+
+
+def always_eval(module: nn.Module) -> tuple[str, ...]:
+    """Layers that the user has put into evaluation mode inside a module that is in training mode."""
+    if not module.training:
+        return ()
+    return tuple(name for name, part in module.named_modules() if name and not part.training)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a pass through a copy of the template shows, in training and in evaluation mode."""
+
+    outputs: Tree
+    changed: frozenset[str]
+    uses_global_random: bool
+
+
+def probe(template: nn.Module, inputs: Tree) -> Probe:
+    """Run a copy of the template in training mode, and then in evaluation mode, and see what it does.
+
+    A buffer that changes (running statistics) belongs to each member; one that does not is a
+    constant of the template.
+    """
+    trial = copy.deepcopy(template)
+    kept = always_eval(trial)
+    trial.train()
+    for name in kept:
+        trial.get_submodule(name).eval()
+    before = {name: tensor.clone() for name, tensor in tensors_of(trial).items()}
+    with global_seed(0), torch.no_grad():
+        states = _random_states()
+        try:
+            outputs = trial(**inputs) if isinstance(inputs, dict) else trial(*_arguments(inputs))
+            after = {name: tensor.clone() for name, tensor in tensors_of(trial).items()}
+            trial.eval()  # what it does when it is validated
+            trial(**inputs) if isinstance(inputs, dict) else trial(*_arguments(inputs))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            shapes = map_tree(lambda t: f"{list(t.shape)} {t.dtype}", inputs)
+            raise InputError(
+                f"The network cannot run on a batch of the data, inputs {shapes}: {error}"
+            ) from error
+        uses_global_random = any(not torch.equal(a, b) for a, b in zip(states, _random_states(), strict=True))
+    changed = frozenset(name for name in before if not torch.equal(before[name], after[name]))
+    return Probe(outputs, changed, uses_global_random)
+
+
+def _random_states() -> list[torch.Tensor]:
+    states = [torch.get_rng_state()]
+    return states + (torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
+
+
+def _arguments(inputs: Tree) -> tuple:
+    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+
+
+def own_names(model: Model, template: nn.Module, changed: frozenset[str], seed: int) -> frozenset[str]:
+    """Names of the tensors that every member owns: trained, changed by a pass, or drawn by the factory."""
+    names = trainable_names(template) | changed | frozenset(seed_buffers(template))
+    if isinstance(model, nn.Module):
+        return names
+    modules = [build(model, derive_seed(seed, n)) for n in ("a", "b")]
+    if modules[0] is modules[1]:
+        raise InputError(
+            "The model factory returns the same module each time: build it inside the function, pass the "
+            "module itself, or lambda: copy.deepcopy(module) to start all chains from its weights."
+        )
+    first, second = (tensors_of(prepare_in_place(module)) for module in modules)
+    prefix = "" if first.keys() <= tensors_of(template).keys() else "network."
+    drawn = {
+        prefix + name for name in first.keys() & second.keys() if not torch.equal(first[name], second[name])
+    }
+    return names | drawn

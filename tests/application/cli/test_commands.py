@@ -1,0 +1,585 @@
+"""Every command from end to end; those that are about the process itself in one of their own."""
+
+import csv
+import html
+import http.server
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import begin, polymode, polymode_process, the_line
+from safetensors.torch import load_file
+
+import polymode as pm
+from polymode.judging.reference import Reference
+
+ROOT = Path(__file__).parents[3]
+UCI = ROOT.parent / "shared/data/uci"
+SMALL = ["--set", "data.num_train=100", "--set", "model.hidden=[8]"]
+MOONS = ["--data", "two_moons", *SMALL]
+
+
+# --- reference ---------------------------------------------------------------------------------------
+
+
+GAP = ["--data", "gap_regression", "--set", "model.hidden=[4]", "--likelihood", "fixed_gaussian"]
+
+
+def test_a_reference_is_made_judged_and_compared_with(tmp_path):
+    """Classes: what HMC predicts, the verdict about it, and the distance of methods to it."""
+    wide = ["--set", "hmc.prior_std=1.0", "--set", "hmc.samples=40"]
+    made = polymode(
+        "reference", *MOONS, *wide, "--passes", 1500, "--run", "hmc", "--out", "r.npz", cwd=tmp_path
+    )
+    assert "fit as a reference   yes" in made.stdout
+    assert "120" in made.stdout  # samples of three chains
+    floor = Reference.load(tmp_path / "r.npz").noise_floor
+    assert 0.5 < floor["agreement"] <= 1
+    assert 0 < floor["total_variation"] < 0.2
+    told = f"agreement {floor['agreement']:.4f}, TV {floor['total_variation']:.4f}"
+    assert told in made.stdout
+    assert (tmp_path / "r.npz").exists()
+    shown = polymode("reference", "--show", "r.npz", cwd=tmp_path).stdout
+    assert "1000 × 2" in shown
+    assert "two_moons" in shown
+    assert told in " ".join(shown.split())
+    again = polymode(
+        "reference", *MOONS, *wide, "--passes", 1500, "--run", "hmc", "--out", "s.npz", cwd=tmp_path
+    )
+    assert "read back" in again.stderr  # not sampled again
+    first, second = (np.load(tmp_path / name)["probabilities"] for name in ("r.npz", "s.npz"))
+    np.testing.assert_allclose(first, second, atol=1e-6)
+
+    options = [*MOONS, "--budget", 20, "--seeds", 2, "--run", "out"]
+    methods = ["--methods", "single,hmc", "--set", "all.prior_std=1.0", "--set", "hmc.samples=20"]
+    plain = polymode("compare", *options, *methods, cwd=tmp_path)
+    assert "TV" not in plain.stdout
+    assert "halves" not in plain.stdout + (tmp_path / "out/report.html").read_text()
+    # The same runs, judged again.
+    compared = polymode("compare", *options, *methods, "--reference", "r.npz", cwd=tmp_path)
+    assert "agreement ↑" in compared.stdout
+    assert "TV ↓" in compared.stdout
+    beside = f"noise floor of the reference: {told} between halves of its own chains"
+    assert beside in compared.stdout
+    assert beside[1:] in html.unescape((tmp_path / "out/report.html").read_text())  # a sentence there
+    assert json.loads((tmp_path / "out/results.json").read_text())["noise_floor"] == floor
+    with (tmp_path / "out/replicates.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 4
+    assert all(0 < float(row["agreement"]) <= 1 and 0 < float(row["total_variation"]) < 1 for row in rows)
+    evaluated = polymode("evaluate", "out/single", "--reference", "r.npz", cwd=tmp_path)
+    assert "total variation distance to the reference" in evaluated.stdout
+    assert beside in evaluated.stdout
+    foreign = polymode("evaluate", "out/single", "--reference", "r.npz:probabilities", cwd=tmp_path)
+    assert "the reference's own noise floor is not known" in foreign.stdout
+    other = [*options[:-2], "--set", "data.noise=0.5", "--run", "other", *methods]
+    refused = polymode("compare", *other, "--reference", "r.npz", cwd=tmp_path, code=1)
+    assert "about other test points" in refused.stderr
+    assert not (tmp_path / "other").exists()  # nothing was trained
+
+
+def test_a_sample_that_has_not_mixed_is_no_reference_unless_forced(tmp_path):
+    short = ["--passes", 12, "--run", "hmc"]
+    refused = polymode("reference", *GAP, *short, cwd=tmp_path, code=1)
+    assert "This sample is no reference" in refused.stderr
+    assert "fit as a reference" in refused.stdout
+    assert not list(tmp_path.glob("**/reference.npz"))
+    forced = polymode("reference", *GAP, *short, "--force", cwd=tmp_path)
+    assert "hmc/reference.npz" in forced.stdout
+    shown = polymode("reference", "--show", "hmc/reference.npz", cwd=tmp_path).stdout
+    assert "NO: " in shown
+    compared = polymode(
+        "compare",
+        *GAP,
+        "--methods",
+        "anchored",
+        "--budget",
+        10,
+        "--reference",
+        "hmc/reference.npz",
+        cwd=tmp_path,
+        expected_warnings=True,
+    )
+    assert "was written by force, it is not fit as a reference" in compared.stderr
+    assert "W1 ↓" in compared.stdout
+    assert "W2 ↓" in compared.stdout
+
+
+# --- compare -----------------------------------------------------------------------------------------
+
+
+def test_compare_prints_tables_and_writes_everything(tmp_path):
+    moons = [*MOONS, "--backend", "loop"]  # what is measured may be another one in the run that is repeated
+    two = ["--methods", "single,deep_ensemble"]
+    command = ["compare", *moons, *two, "--budget", 10, "--seeds", 2, "--run", "out"]
+    result = polymode_process(*command, cwd=tmp_path)
+    assert "gain over single, and price" in result.stdout
+    assert "out/report.html" in result.stdout
+    assert "two_moons: 2 classes (upper, lower) of 'moon', 100 to train on, 1000 to test on" in result.stderr
+    assert "single: begins, 10 epochs" in result.stderr  # plain lines, as there is no terminal
+    assert "\x1b" not in result.stdout + result.stderr
+    out = tmp_path / "out"
+    content = json.loads((out / "results.json").read_text())
+    rows = {row["method"]: row for row in content["rows"]}
+    assert rows["single"]["member_epochs"] == rows["deep_ensemble"]["member_epochs"] == 10
+    assert rows["deep_ensemble"]["epochs"] == 2
+    assert (
+        rows["deep_ensemble"]["parameters"] == 5 * rows["single"]["parameters"] == 5 * (2 * 8 + 8 + 8 * 2 + 2)
+    )
+    with (out / "replicates.csv").open() as file:
+        replicates = list(csv.DictReader(file))
+    assert [(r["method"], r["seed"]) for r in replicates] == [
+        ("single", "0"),
+        ("single", "1"),
+        ("deep_ensemble", "0"),
+        ("deep_ensemble", "1"),
+    ]
+    values = [float(r["nll"]) for r in replicates if r["method"] == "single"]
+    assert rows["single"]["nll"] == pytest.approx(np.mean(values))
+    assert rows["single"]["nll_se"] == pytest.approx(np.std(values, ddof=1) / np.sqrt(2))
+    with (out / "results.csv").open() as file:
+        assert float(next(csv.DictReader(file))["nll"]) == pytest.approx(np.mean(values))
+    # The same command reads back; another method joins; another budget is refused.
+    before = (out / "single/manifest.json").stat().st_mtime_ns
+    again = polymode(*command, "--quiet", cwd=tmp_path)
+    assert again.stdout.splitlines()[3:5] == result.stdout.splitlines()[3:5]
+    assert again.stderr == ""
+    assert (out / "single/manifest.json").stat().st_mtime_ns == before
+    joined = polymode(
+        *("compare", *moons, "--budget", 10, "--seeds", 2, "--run", "out", "--methods", "pair=deep_ensemble"),
+        *("--json", "--quiet"),
+        cwd=tmp_path,
+    )
+    assert [row["method"] for row in json.loads(joined.stdout)["rows"]] == ["single", "deep_ensemble", "pair"]
+    other = polymode(
+        "compare", *moons, "--budget", 20, "--seeds", 2, "--run", "out", "--quiet", cwd=tmp_path, code=1
+    )
+    assert "belongs to another comparison: its budget is 10.0, now it is 20.0" in the_line(other)
+    # The manifest is a config: without --run, the options lead to a folder of their own.
+    repeated = polymode(
+        "compare", "--config", "out/comparison.json", "--json", "--run", "two", "--quiet", cwd=tmp_path
+    )
+    assert json.loads(repeated.stdout)["rows"][0]["nll"] == rows["single"]["nll"]
+    # The manifest of one of the runs is a config of train, and leads to the very same weights.
+    polymode(
+        "train", "--config", "out/deep_ensemble/manifest.json", "--run", "three", "--quiet", cwd=tmp_path
+    )
+    weights = "posterior-1/members-00000.safetensors"
+    assert (tmp_path / "three" / weights).read_bytes() == (out / "deep_ensemble" / weights).read_bytes()
+
+
+def test_compare_all_runs_every_method_that_is_no_reference(tmp_path):
+    from polymode.methods import METHODS
+
+    result = polymode(
+        *("compare", *MOONS, "--methods", "all", "--budget", 10, "--seeds", 1, "--json"),
+        *("--set", "sequential_anchored.walk.step=3"),
+        cwd=tmp_path,
+    )
+    found = [row["method"] for row in json.loads(result.stdout)["rows"]]
+    assert found == [name for name, method in METHODS.items() if not method.reference]
+    for line in result.stderr.splitlines():
+        assert isinstance(json.loads(line), dict)
+
+
+@pytest.mark.skipif(not UCI.is_dir(), reason="the UCI collection is not here")
+def test_compare_trains_all_splits_of_a_uci_set_in_one_stacked_run(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/uci").symlink_to(UCI)
+    result = polymode(
+        *("compare", "--data", "uci-yacht", "--methods", "deep_ensemble", "--budget", 10, "--seeds", 1),
+        *("--run", "out", "--json", "--quiet"),
+        cwd=tmp_path,
+        POLYMODE_DATA=str(tmp_path / "data"),
+    )
+    [row] = json.loads(result.stdout)["rows"]
+    assert row["replicates"] == 20
+    manifest = json.loads((tmp_path / "out/deep_ensemble/manifest.json").read_text())
+    assert len(manifest["posteriors"]) == 20
+    events = (tmp_path / "out/deep_ensemble/events.jsonl").read_text().splitlines()
+    members = next(json.loads(line) for line in events if '"members"' in line)
+    assert len(members["labels"]) == 100  # twenty splits of five members step side by side
+    assert manifest["record"]["backend"] == "vmap"
+    # In the target's own units: the first epochs leave about its standard deviation, 15.
+    assert 5 < row["rmse"] < 25
+
+
+# --- interruptions -----------------------------------------------------------------------------------
+
+LONG = [*MOONS, "--methods", "deep_ensemble", "--budget", "1500", "--seeds", "1", "--backend", "loop"]
+
+
+def wait_for_epochs(path, count, process):
+    began = time.monotonic()
+    while time.monotonic() - began < 120:
+        if path.exists() and path.read_text().count('"epoch",') >= count:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    pytest.fail("no epochs were logged")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    polymode("compare", *LONG, "--run", "out", "--quiet", cwd=folder)
+    return (folder / "out/deep_ensemble/posterior-0/members-00000.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_was_cut_goes_on_to_the_same_bits(tmp_path, undisturbed, number):
+    process = begin("compare", *LONG, "--run", "out", cwd=tmp_path)
+    run = tmp_path / "out/deep_ensemble"
+    wait_for_epochs(run / "events.jsonl", 20, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=300)
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 130
+        assert "Interrupted. What was trained is kept; the same command goes on with it" in errors
+        assert "polymode compare --data two_moons" in errors
+        assert "Traceback" not in errors
+    assert json.loads((run / "manifest.json").read_text())["status"] == "running"
+    logged = (run / "events.jsonl").read_text().count('"epoch",')
+    polymode("compare", *LONG, "--run", "out", "--quiet", cwd=tmp_path)
+    assert (run / "posterior-0/members-00000.safetensors").read_bytes() == undisturbed
+    if number != signal.SIGKILL:  # nothing was done twice
+        assert logged < 300 == (run / "events.jsonl").read_text().count('"epoch",')
+
+
+def test_a_termination_counts_where_ctrl_c_is_ignored(tmp_path):
+    """As for a job that a script has put into the background."""
+
+    def in_background():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    process = begin("compare", *LONG, "--run", "out", cwd=tmp_path, preexec_fn=in_background)
+    wait_for_epochs(tmp_path / "out/deep_ensemble/events.jsonl", 20, process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert "Interrupted" in errors
+    assert (tmp_path / "out/deep_ensemble/checkpoint/checkpoint.json").exists()
+
+
+# --- train, evaluate, predict ------------------------------------------------------------------------
+
+OWN_CODE = """
+import torch
+from torch import nn
+import polymode as pm
+
+def build(width=4):
+    return nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 2))
+
+def load(shift=0.0):
+    x = torch.randn(120, 3, generator=torch.Generator().manual_seed(0)) + shift
+    y = (x[:, 0] > shift).long()
+    return {"train": pm.ArrayData(x[:80], y[:80], batch_size=20), "test": (x[80:], y[80:]), "ood": x + 50}
+
+def new():
+    return torch.zeros(5, 3)
+
+def no_network():
+    return 3
+"""
+
+
+def test_the_users_own_model_and_data(tmp_path):
+    (tmp_path / "shop.py").write_text(OWN_CODE)
+    own = [
+        "--model",
+        "shop:build",
+        "--data",
+        "shop:load",
+        "--set",
+        "model.width=6",
+        "--set",
+        "data.shift=0.5",
+    ]
+    result = polymode(
+        *("train", *own, "--method", "deep_ensemble", "--epochs", 5, "--run", "out"),
+        *("--set", "deep_ensemble.num_members=2", "--tensorboard"),
+        cwd=tmp_path,
+    )
+    assert "OOD AUROC" in result.stdout
+    assert list((tmp_path / "out/tensorboard").glob("events.out.tfevents.*"))
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["options"]["set"] == {"model": {"width": 6}, "data": {"shift": 0.5}}
+    assert manifest["method"]["num_members"] == 2
+    assert manifest["signature"]["network"]["0.weight"] == ["float32", 6, 3]
+    stored = json.loads((tmp_path / "out/scores.json").read_text())["replicates"][0]["scores"]
+    for trusted in (own[:4], ["--trust"]):  # own data named again are those of the run, OOD data included
+        judged = polymode("evaluate", "out", "--json", *trusted, cwd=tmp_path).stdout
+        assert json.loads(judged)["posteriors"][0] == stored
+    binned = polymode(
+        "evaluate", "out", "--trust", "--bins", 4, "--bin-minimum", 5, "--json", cwd=tmp_path
+    ).stdout
+    predictions = load_file(tmp_path / "out/predictions-0.safetensors")
+    expected = pm.metrics.ece(predictions["mean"], predictions["targets"], 4, min_count=5)
+    assert json.loads(binned)["posteriors"][0]["ece"] == pytest.approx(expected)
+    predict = ("predict", "out", "shop:new", "--model", "shop:build")
+    predicted = polymode_process(*predict, cwd=tmp_path).stdout.splitlines()
+    assert predicted[0] == "label,confidence,entropy,mutual_information,p_0,p_1"
+    assert len(predicted) == 6
+    assert len(set(predicted[1:])) == 1  # the same example five times
+
+    bad = polymode(
+        "train", "--model", "shop:no_network", "--data", "shop:load", "--quiet", cwd=tmp_path, code=1
+    )
+    assert "shop:no_network returned a int: it must return an nn.Module" in the_line(bad)
+    bad = polymode("train", "--model", "shop:biuld", "--data", "shop:load", cwd=tmp_path, code=2)
+    assert "Unknown name in shop 'biuld'. Did you mean 'build'" in the_line(bad)
+
+
+def regression_table(path, rows=200, target=True):
+    generator = np.random.RandomState(0)
+    x = generator.randn(rows, 2) * [10, 0.1] + [100, -3]
+    y = 1000 + 50 * (x[:, 0] - 100) / 10 + generator.randn(rows)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["price", "width", "height"][0 if target else 1 :])
+        for (a, b), t in zip(x, y, strict=True):
+            writer.writerow(([t] if target else []) + [a, b])
+    return x, y
+
+
+def test_a_table_of_ones_own_from_training_to_predictions_in_its_units(tmp_path):
+    _, y = regression_table(tmp_path / "train.csv")
+    regression_table(tmp_path / "new.csv", target=False)
+    polymode(
+        *("train", "--data", "train.csv", "--set", "data.target=price", "--epochs", 120, "--run", "out"),
+        *("--set", "all.optimizer.lr=0.02", "--set", "deep_ensemble.num_members=3"),
+        cwd=tmp_path,
+    )
+    result = polymode("predict", "out", "new.csv", "--out", "p.csv", "--quantiles", "0.1,0.9", cwd=tmp_path)
+    assert "200 predictions in p.csv: row, mean, std, member_std, q0.1, q0.9" in result.stdout
+    with (tmp_path / "p.csv").open() as file:
+        rows = [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)]
+    error = np.array([row["mean"] for row in rows]) - y
+    assert np.sqrt(np.mean(error**2)) < 10  # the target spreads by 50 around 1000
+    for row in rows:
+        assert row["q0.1"] < row["mean"] < row["q0.9"]
+        assert 0 <= row["member_std"] <= row["std"]
+    polymode("predict", "out", "new.csv", "--out", "p.npz", cwd=tmp_path)
+    with np.load(tmp_path / "p.npz") as arrays:
+        np.testing.assert_allclose(arrays["mean"], [row["mean"] for row in rows], rtol=1e-5)
+    judged = polymode("evaluate", "out", "--data", "train.csv", "--out", "s.json", "--json", cwd=tmp_path)
+    [scores] = json.loads(judged.stdout)["posteriors"]
+    assert scores["rmse"] == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-3)
+    assert json.loads((tmp_path / "s.json").read_text()) == [scores]
+    # The same rows through a function of one's own: prepared as the run was, not by themselves.
+    (tmp_path / "own.py").write_text(
+        "from polymode.application.datasets.loading import load_task\n"
+        "def load():\n"
+        "    return load_task('train.csv', {'target': 'price', 'test_share': 0.5})\n"
+    )
+    other = polymode("evaluate", "out", "--data", "own:load", "--json", cwd=tmp_path)
+    [through] = json.loads(other.stdout)["posteriors"]
+    assert through["rmse"] == pytest.approx(scores["rmse"], rel=0.3)
+    assert through["log_density"] == pytest.approx(scores["log_density"], abs=0.3)
+    # A table that has grown is divided otherwise: its test rows may have been trained on.
+    with (tmp_path / "train.csv").open("a") as file:
+        file.write("1000,100,-3\n")
+    changed = polymode("evaluate", "out", cwd=tmp_path, code=1)
+    assert "train.csv has changed since the run was trained on it" in changed.stderr.splitlines()[-1]
+    # The network does not need the training data any more.
+    (tmp_path / "train.csv").unlink()
+    polymode("predict", "out", "new.csv", cwd=tmp_path)
+
+
+def test_predictions_carry_the_rows_and_columns_of_the_table(tmp_path):
+    rows = "".join(f"{i % 7},{i % 5},{3 * (i % 7)}.5\n" for i in range(60))
+    (tmp_path / "train.csv").write_text("size,age,price\n" + rows)
+    (tmp_path / "new.csv").write_text('id,size,name,age\n007,3,Ann,2\n,,,\n\n010,1,"B, C",2\n011,3,,2\n')
+    polymode("train", "--data", "train.csv", "--epochs", 3, "--run", "out", "--quiet", cwd=tmp_path)
+
+    def predicted(*options):
+        polymode("predict", "out", "new.csv", *options, "--out", "p.csv", cwd=tmp_path)
+        with (tmp_path / "p.csv").open() as file:
+            return list(csv.DictReader(file))
+
+    plain, kept = predicted(), predicted("--keep", "id,name")
+    assert list(plain[0]) == ["row", "mean", "std", "member_std", "q0.05", "q0.95"]
+    assert list(kept[0]) == ["row", "id", "name", "mean", "std", "member_std", "q0.05", "q0.95"]
+    # Empty rows are not predicted, and do not shift the others.
+    assert [(row["row"], row["id"], row["name"]) for row in kept] == [
+        ("1", "007", "Ann"),
+        ("4", "010", "B, C"),
+        ("5", "011", ""),
+    ]
+    assert [row["mean"] for row in kept] == [row["mean"] for row in plain]
+    assert kept[0]["mean"] == kept[2]["mean"] != kept[1]["mean"]
+    said = polymode("predict", "out", "new.csv", "--out", "p.npz", "--keep", "size, id", cwd=tmp_path).stdout
+    assert "3 predictions in p.npz: row, size, id, mean" in said
+    assert "(counted from 1)" in said
+    with np.load(tmp_path / "p.npz") as arrays:
+        assert arrays["id"].tolist() == ["007", "010", "011"]
+    wrong = polymode("predict", "out", "new.csv", "--keep", "nmae", cwd=tmp_path, code=2)
+    assert "Unknown column to keep of new.csv 'nmae'. Did you mean 'name'" in the_line(wrong)
+    for name in ("row", "mean"):
+        (tmp_path / "new.csv").write_text(f"{name},size,age\n1,3,2\n")
+        wrong = polymode("predict", "out", "new.csv", "--keep", name, cwd=tmp_path, code=2)
+        assert f"--keep {name}: the predictions have a column of that name" in the_line(wrong)
+    np.savez(tmp_path / "new.npz", x=np.ones((2, 2)))
+    wrong = polymode("predict", "out", "new.npz", "--keep", "id", cwd=tmp_path, code=1)
+    assert "new.npz have no columns to keep" in the_line(wrong)
+    assert json.loads(polymode("predict", "out", "new.npz", "--json", cwd=tmp_path).stdout)["row"] == [1, 2]
+
+
+def test_a_column_that_is_constant_in_training_is_left_out_and_said_to_be(tmp_path):
+    rows = "".join(f"{i % 7},0,{i % 5},{3 * (i % 7)}.5\n" for i in range(60))
+    (tmp_path / "train.csv").write_text("size,rare,age,price\n" + rows)
+    (tmp_path / "new.csv").write_text("size,rare,age\n3,0,2\n3,1,2\n")
+    said = polymode("train", "--data", "train.csv", "--epochs", 3, "--run", "out", cwd=tmp_path)
+    assert "1 of 3 columns (rare) left out, constant in the training data" in said.stderr
+    predicted = json.loads(polymode("predict", "out", "new.csv", "--json", cwd=tmp_path).stdout)
+    first, twin = predicted["mean"]
+    assert first == pytest.approx(twin, rel=1e-5)
+
+
+def test_images_of_ones_own(tmp_path):
+    from PIL import Image
+
+    for name, colour in (("cat", (250, 0, 0)), ("dog", (0, 0, 250))):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        for index in range(12):
+            shade = tuple(max(0, c - index) for c in colour)
+            Image.new("RGB", (8, 8), shade).save(tmp_path / f"pets/{name}/{index}.png")
+    polymode("train", "--data", "pets", "--epochs", 20, "--run", "out", "--quiet", cwd=tmp_path)
+    Image.new("RGB", (16, 16), (240, 0, 5)).save(tmp_path / "new.png")
+    out = polymode("predict", "out", "new.png", "--json", cwd=tmp_path).stdout
+    assert json.loads(out)["label"] == ["cat"]
+    # Some of the classes only, all of the images, by name: as the run was prepared, not by themselves.
+    (tmp_path / "some/dog").mkdir(parents=True)
+    (tmp_path / "some/cat").mkdir()
+    for index, (name, colour) in enumerate([("dog", (0, 0, 240))] * 3 + [("cat", (240, 0, 0))]):
+        Image.new("RGB", (8, 8), colour).save(tmp_path / f"some/{name}/{index}.png")
+    judged = polymode("evaluate", "out", "--data", "some", cwd=tmp_path).stdout
+    assert "on some (4 examples)" in judged
+    [scores] = json.loads(polymode("evaluate", "out", "--data", "some", "--json", cwd=tmp_path).stdout)[
+        "posteriors"
+    ]
+    assert scores["accuracy"] == 1.0
+    (tmp_path / "some/cat").rename(tmp_path / "some/wolf")
+    refused = polymode("evaluate", "out", "--data", "some", cwd=tmp_path, code=2)
+    assert "Unknown class folder in some 'wolf'" in refused.stderr
+
+
+# --- mistakes ----------------------------------------------------------------------------------------
+
+
+def test_a_mistake_gets_one_line_and_an_exit_code(tmp_path):
+    result = polymode_process("compare", "--methods", "deep_ensembel", cwd=tmp_path, code=2)
+    assert the_line(result).startswith("polymode compare: Unknown method 'deep_ensembel'. Did you mean")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    result = polymode("evaluate", "nowhere", "--debug", cwd=tmp_path, code=1)
+    assert "Traceback" in result.stderr
+    assert result.stderr.strip().splitlines()[-1].startswith("polymode evaluate: ")
+
+
+def test_help_and_version(tmp_path):
+    assert "compare" in polymode("--help", cwd=tmp_path).stdout
+    assert polymode(cwd=tmp_path, code=2).stdout.startswith("usage: polymode COMMAND")
+    assert "--methods NAMES" in polymode("compare", "--help", cwd=tmp_path).stdout
+    assert polymode_process("--version", cwd=tmp_path).stdout.startswith("polymode ")
+
+
+def test_methods_are_listed_and_explained(tmp_path):
+    assert "deep_ensemble" in polymode("methods", cwd=tmp_path).stdout
+    explained = polymode("methods", "single", cwd=tmp_path).stdout
+    for words in (
+        "Σ_n log p(y_n | x_n, θ)",
+        "cost: one member-epoch an epoch",
+        "prior_std",
+        "any of torch.optim",
+    ):
+        assert words in explained
+    listed = json.loads(polymode("methods", "--json", cwd=tmp_path).stdout)["methods"]
+    assert {entry["name"] for entry in listed} >= {"single", "deep_ensemble"}
+
+
+def test_methods_count_what_they_keep_of_a_network(tmp_path):
+    some = ["methods", "emp,norm=emp", "--model", "resnet20", "--count", "--set", "norm.where=norm"]
+    shown = polymode(*some, cwd=tmp_path).stdout
+    assert "272,474" not in shown
+    counted = json.loads(polymode(*some, "--json", cwd=tmp_path).stdout)["methods"]
+    channels = 16 * 7 + 32 * 7 + 64 * 7
+    assert counted["norm"]["parameters"] == 272_474 + 4 * 2 * channels
+    assert counted["emp"]["parameters"] == 272_474 + 4 * (2 * channels + 650)
+    assert f"{counted['emp']['parameters']:,}" in shown
+    without = json.loads(polymode(*some, "--json", "--without-norm", cwd=tmp_path).stdout)["methods"]
+    assert without["norm"]["parameters"] == 272_474 + 3 * 2 * channels
+    assert "--count needs --model" in the_line(polymode("methods", "--count", cwd=tmp_path, code=2))
+    wrong = polymode("methods", "--model", "resnet20", "--count", "--shape", "big", cwd=tmp_path, code=2)
+    assert "--shape 'big': write sizes with commas" in the_line(wrong)
+
+
+# --- data --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mirror(tmp_path):
+    """A local server that stands in for the official addresses."""
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, directory=str(folder), **options)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield folder, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.skipif(not UCI.is_dir(), reason="the UCI collection is not here")
+def test_data_are_fetched_checked_and_used(tmp_path, mirror):
+    folder, address = mirror
+    (folder / "uci").symlink_to(UCI)
+    where = {"POLYMODE_DATA": str(tmp_path / "data"), "POLYMODE_MIRROR": address}
+    listed = json.loads(polymode("data", "--json", cwd=tmp_path, **where).stdout)
+    assert listed["folder"] == str(tmp_path / "data")
+    states = {entry["name"]: entry["state"] for entry in listed["data"]}
+    assert (states["digits"], states["uci-yacht"]) == ("built in", "to fetch")
+    assert "ready in" in polymode("data", "fetch", "uci-yacht", cwd=tmp_path, **where).stdout
+    assert "features: 6" in polymode("data", "check", "uci-yacht", cwd=tmp_path, **where).stdout
+    assert "here" in polymode("data", cwd=tmp_path, **where).stdout
+    (tmp_path / "data/uci/yacht/data.txt").write_text("1 2 3\n")
+    polymode("data", "check", "uci-yacht", cwd=tmp_path, code=1, **where)
+
+
+def test_no_network_says_what_to_fetch_where(tmp_path):
+    closed = "http://127.0.0.1:9"  # the discard port: nothing listens
+    where = {"POLYMODE_DATA": str(tmp_path / "data"), "POLYMODE_MIRROR": closed}
+    line = the_line(polymode("data", "fetch", "mnist", cwd=tmp_path, code=1, **where))
+    assert closed in line
+    assert str(tmp_path / "data/MNIST/raw/train-images-idx3-ubyte.gz") in line
+
+
+def test_a_wrong_download_is_not_kept(tmp_path, mirror):
+    folder, address = mirror
+    (folder / "MNIST/raw").mkdir(parents=True)
+    (folder / "MNIST/raw/train-images-idx3-ubyte.gz").write_bytes(b"something else")
+    where = {"POLYMODE_DATA": str(tmp_path / "data"), "POLYMODE_MIRROR": address}
+    line = the_line(polymode("data", "fetch", "mnist", cwd=tmp_path, code=1, **where))
+    assert "f68b3c2dcbeaaa9fbdd348bbdeb94873" in line
+    assert not [p for p in (tmp_path / "data").rglob("*") if p.is_file()]

@@ -1,0 +1,150 @@
+import json
+from dataclasses import fields
+
+import pytest
+import torch
+from command_line import polymode, the_line
+
+import polymode as pm
+from polymode.application.cli.jobs import make_methods, run_folder, wanted_methods
+from polymode.application.cli.methods import explained
+from polymode.application.cli.options import parse
+from polymode.application.cli.train import TrainOptions
+from polymode.application.comparison import judge
+from polymode.errors import InputError
+from polymode.methods import COMPARED, METHODS, make_method
+from polymode.training.contract import describe
+
+
+def test_methods_are_named_labelled_and_default():
+    assert wanted_methods("", COMPARED) == {name: name for name in COMPARED}
+    assert wanted_methods("single,big=deep_ensemble", ()) == {"single": "single", "big": "deep_ensemble"}
+    with pytest.raises(InputError, match="Did you mean 'deep_ensemble'"):
+        wanted_methods("deep_ensembel", ())
+    with pytest.raises(InputError, match="occurs twice"):
+        wanted_methods("single,single", ())
+    with pytest.raises(InputError, match="letters, digits"):
+        wanted_methods("a/b=single", ())
+
+
+def test_all_leaves_reference_samplers_out(monkeypatch):
+    class Reference(pm.methods.Single):
+        name, reference = "reference_sampler", True
+
+    monkeypatch.setitem(METHODS, "reference_sampler", Reference)
+    assert "reference_sampler" not in wanted_methods("all", ())
+    assert {"single", "deep_ensemble"} <= wanted_methods("all", ()).keys()
+    assert "reference_sampler" in wanted_methods("reference_sampler", ())
+    assert len(COMPARED) <= 8
+
+
+def test_settings_reach_one_method_or_all_that_have_the_option():
+    methods = make_methods(
+        {"single": "single", "big": "deep_ensemble"},
+        {"big": {"num_members": 7}, "all": {"optimizer": {"lr": 0.5}, "num_members": 9}, "data": {"x": 1}},
+        {"optimizer": {"lr": 0.1, "weight_decay": 0.2}},
+    )
+    optimizer = pm.Optimizer("Adam", lr=0.5, weight_decay=0.2)  # suggestions, then what is set for all
+    assert methods["single"].optimizer == methods["big"].of.optimizer == optimizer
+    assert methods["big"].num_members == 7  # one comes after all
+    described = describe(pm.methods.Single(optimizer=pm.Optimizer("SGD", lr=9.0)))
+    complete = make_methods({"single": described}, {}, {"optimizer": {"lr": 0.1}})
+    assert complete["single"].optimizer.lr == 9.0
+    with pytest.raises(InputError, match=r"Unknown section of --set 'bigg'. Did you mean 'big'"):
+        make_methods({"big": "single"}, {"bigg": {}}, {})
+    with pytest.raises(
+        InputError, match=r"Unknown option of all methods 'optimiser'. Did you mean 'optimizer'"
+    ):
+        make_methods({"single": "single"}, {"all": {"optimiser": {"lr": 1}}}, {})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_describe_writes_is_read_back(name):
+    method = METHODS[name]()
+    assert make_method(describe(method)) == method
+    assert make_method(name) == method
+
+
+def test_nested_options_are_changed_and_others_stay():
+    change = {
+        "num_members": 3,
+        "of": {
+            "optimizer": {"kind": "SGD", "lr": 0.1, "momentum": 0.9},
+            "schedule": {"type": "Drops", "epochs": [1, 2]},
+            "keep": {"type": "KeepBest", "from_epoch": 2},
+        },
+    }
+    method = make_method("deep_ensemble", change)
+    expected = pm.methods.DeepEnsemble(
+        3,
+        of=pm.methods.Single(
+            optimizer=pm.Optimizer("SGD", lr=0.1, momentum=0.9),
+            schedule=pm.schedules.Drops((1, 2)),
+            keep=pm.KeepBest(from_epoch=2),
+        ),
+    )
+    assert method == expected
+    assert make_method(method, {"of": {"schedule": "Cosine"}}).of.schedule == pm.schedules.Cosine()
+    assert make_method(method, {"of": {"optimizer": {"lr": 0.2}}}).of.optimizer == pm.Optimizer(
+        "SGD", lr=0.2, momentum=0.9
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prior_sdt": 1}, "Unknown option of single 'prior_sdt'. Did you mean 'prior_std'"),
+        ({"prior_std": "wide"}, "prior_std must be a positive number, got 'wide'"),
+        ({"optimizer": {"lr": "fast"}}, "must be a positive number, got 'fast'"),
+        ({"optimizer": {"momentun": 1}}, "Unknown option of Adam 'momentun'"),
+        ({"schedule": "Cosin"}, "Did you mean 'Cosine'"),
+        ({"keep": {"from_epoch": 3}}, "keep is 'last' and has no option 'from_epoch'"),
+        ({"schedule": {"type": "Linear", "start": 5, "end": 1, "final": 0}}, "0 <= start < end"),
+        ({"schedule": {"type": "Drops"}}, "Drops cannot be made of {}"),
+    ],
+)
+def test_bad_options_of_methods_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        make_method("single", options)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_option_of_every_method_is_explained_in_its_docstring(name):
+    equation, explanations = explained(METHODS[name])
+    assert equation
+    assert set(explanations) == {f.name for f in fields(METHODS[name])}
+    assert all(len(text) > 5 for text in explanations.values())
+    assert METHODS[name].cost
+
+
+def test_the_folder_follows_from_the_options():
+    one = run_folder("", "compare", ["shop/tables.csv", "mlp"], {"seed": 0})
+    assert one.parent.name == "runs"
+    assert one.name.startswith("compare-tables-mlp-")
+    assert one == run_folder("", "compare", ["shop/tables.csv", "mlp"], {"seed": 0})
+    assert one != run_folder("", "compare", ["shop/tables.csv", "mlp"], {"seed": 1})
+    assert run_folder("mine", "compare", [], {}).name == "mine"
+
+
+def test_commands_compute_with_the_threads_that_a_run_began_with(tmp_path, monkeypatch):
+    train = ("train", "--data", "two_moons", "--set", "data.num_train=40", "--epochs", "1", "--threads", "3")
+    polymode(*train, "--run", "out", cwd=tmp_path)
+    manifest = tmp_path / "out/manifest.json"
+    assert json.loads(manifest.read_text())["record"]["threads"] == 3
+    assert parse(TrainOptions, "train", "", ["--config", str(manifest)]).threads == min(
+        3, torch.get_num_threads()
+    )
+    assert parse(TrainOptions, "train", "", ["--config", str(manifest), "--threads", "1"]).threads == 1
+    seen = []
+
+    def judged(*arguments, **options):
+        seen.append(torch.get_num_threads())
+        return judge(*arguments, **options)
+
+    monkeypatch.setattr("polymode.application.cli.evaluate.judge", judged)
+    polymode("evaluate", "out", cwd=tmp_path)
+    polymode("evaluate", "out", "--threads", "2", cwd=tmp_path)
+    assert seen == [1, 2]  # no more than there are, which is one here, unless they are asked for
+    assert "--threads must be between 1 and 1024, got 0" in the_line(
+        polymode(*train[:-1], "0", cwd=tmp_path, code=2)
+    )

@@ -1,0 +1,203 @@
+"""Judging a posterior, and comparing methods as a library function."""
+
+import io
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import polymode as pm
+from polymode.application.comparison import compare, judge
+from polymode.data import Preprocessing, Split, Task
+from polymode.errors import CheckpointError, InputError
+from polymode.metrics import Bins
+from polymode.training.keeping.progress import Lines
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(90, 3, generator=GENERATOR)
+Y = (X.sum(1) + 0.5 * torch.randn(90, generator=GENERATOR) > 0).long()
+
+
+def classes(**options):
+    split = Split(pm.ArrayData(X[:60], Y[:60], batch_size=20), pm.ArrayData(X[60:], Y[60:]), **options)
+    return Task("toy", [split], "categorical", 2, ood=pm.ArrayData(X[:20] * 9, Y[:20]))
+
+
+def numbers(scale=1.0):
+    y = X[:, 0] * 2 + 0.3 * torch.randn(90, generator=torch.Generator().manual_seed(1))
+    data = [pm.ArrayData(X[a:b], y[a:b], batch_size=20) for a, b in ((0, 60), (60, 90))]
+    return Split(*data, preprocessing=Preprocessing(target_scale=scale))
+
+
+def fitted(split, likelihood, outputs, members=3, epochs=15):
+    return pm.fit(
+        pm.methods.DeepEnsemble(members, of=pm.methods.Single(optimizer=pm.Optimizer("Adam", lr=0.02))),
+        lambda: pm.models.MLP(3, outputs, (8,)),
+        split.train,
+        likelihood=likelihood,
+        epochs=epochs,
+        progress=False,
+    )
+
+
+def member_outputs(posterior, inputs):
+    return torch.cat([outputs for _, outputs, _ in posterior.outputs(inputs)])
+
+
+def test_scores_and_curves_of_classes_follow_from_the_members():
+    task = classes()
+    [split] = task.splits
+    posterior = fitted(split, "categorical", 2)
+    judgement = judge(posterior, split, task.ood)
+    assert judgement.scores.items() >= pm.evaluate(posterior, split.test, ood=task.ood).items()
+    probabilities = member_outputs(posterior, X[60:]).softmax(-1).double()  # [M, N, C]
+    labels = probabilities.argmax(-1)
+    pairs = [(labels[i] != labels[j]).double().mean().item() for i in range(3) for j in range(3) if i != j]
+    assert judgement.scores["disagreement"] == pytest.approx(sum(pairs) / 6)
+    for count in (1, 2, 3):
+        mean = probabilities[:count].mean(0)
+        nll = -mean[torch.arange(30), Y[60:]].log().mean().item()
+        assert judgement.curves["nll_by_members"][count - 1] == pytest.approx(nll, rel=1e-5)
+    assert judgement.curves["nll_by_members"][-1] == pytest.approx(judgement.scores["nll"], rel=1e-6)
+    reliability = judgement.curves["reliability"]
+    assert sum(reliability["counts"]) == 30
+    assert sum(reliability["correct"]) == pytest.approx(30 * judgement.scores["accuracy"])
+    for quantity in ("confidence", "entropy"):
+        assert sum(judgement.curves[quantity]["ordinary"]) == 30
+        assert sum(judgement.curves[quantity]["foreign"]) == 20
+    assert judgement.curves["confidence"]["ordinary"][:9] == [0] * 9  # two classes: never below one half
+    weights = torch.cat([t.flatten(1) for t in next(iter(posterior.draw())).stacked.values()], 1).double()
+    cosine = torch.nn.functional.cosine_similarity(weights[0], weights[1], 0).item()
+    assert judgement.curves["cosine"][0][1] == pytest.approx(cosine, rel=1e-6)
+    torch.testing.assert_close(judgement.predictions["mean"], probabilities.mean(0).float())
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0])
+def test_scores_of_numbers_are_in_the_units_of_the_raw_targets(scale):
+    split = numbers(scale)
+    posterior = fitted(split, pm.likelihoods.FixedGaussian(std=0.3), 1)
+    judgement = judge(posterior, split)
+    means = member_outputs(posterior, X[60:])[..., 0].double()
+    targets = split.test.targets.double()
+    rmse = (means.mean(0) - targets).square().mean().sqrt().item()
+    assert judgement.scores["rmse"] == pytest.approx(scale * rmse, rel=1e-5)
+    # The mixture's density in raw units, written out.
+    normal = torch.distributions.Normal(means * scale, 0.3 * scale)
+    density = normal.log_prob(targets * scale).logsumexp(0) - math.log(3)
+    assert judgement.scores["log_density"] == pytest.approx(density.mean().item(), rel=1e-5)
+    cdf = normal.cdf(targets * scale).mean(0)
+    inside = ((cdf - 0.5).abs() <= 0.25).double().mean().item()
+    coverage = judgement.curves["coverage"]
+    assert coverage["observed"][coverage["nominal"].index(0.5)] == pytest.approx(inside)
+    difference = (means[0] - means[1]).square().mean().sqrt() / targets.std()
+    assert judgement.curves["difference"][0][1] == pytest.approx(difference.item(), rel=1e-5)
+
+
+def test_tokens_that_are_ignored_do_not_count():
+    tokens = torch.randint(1, 6, (40, 5), generator=torch.Generator().manual_seed(2))
+    following = tokens.roll(-1, 1)
+    following[:, -1] = 0
+    data = pm.ArrayData(tokens, following, batch_size=20)
+    posterior = pm.fit(
+        pm.methods.DeepEnsemble(2),
+        lambda: torch.nn.Sequential(torch.nn.Embedding(6, 4), torch.nn.Linear(4, 6)),
+        data,
+        likelihood=pm.likelihoods.Categorical(ignore_index=0),
+        epochs=1,
+        progress=False,
+    )
+    judgement = judge(posterior, Split(data, data))
+    labels = member_outputs(posterior, tokens)[:, :, :4].argmax(-1)
+    expected = (labels[0] != labels[1]).double().mean().item()
+    assert judgement.scores["disagreement"] == pytest.approx(expected)
+    assert judgement.curves["nll_by_members"][-1] == pytest.approx(judgement.scores["nll"], rel=1e-6)
+
+
+def methods():
+    return {"single": pm.methods.Single(), "pair": pm.methods.DeepEnsemble(2)}
+
+
+def run(folder, task=None, **options):
+    options = {"budget": 4, "seeds": [3, 4], "options": {"budget": 4}, "backend": "loop"} | options
+    return compare(task or classes(), lambda: pm.models.MLP(3, 2, (4,)), methods(), folder, **options)
+
+
+def test_a_replicate_is_what_it_would_be_alone(tmp_path):
+    """In double precision, where rounding is far below 1e-9 and scores by rank are decided by no tie."""
+    found = run(tmp_path / "both", precision="double")
+    for index, seed in enumerate((3, 4)):
+        alone = run(tmp_path / f"alone{seed}", seeds=[seed], precision="double")
+        for ours, theirs in zip(found.results, alone.results, strict=True):
+            assert ours.replicates[index]["scores"] == pytest.approx(
+                theirs.replicates[0]["scores"], rel=1e-9, abs=1e-9
+            )
+    assert found.results[0].replicates[0]["scores"] != found.results[0].replicates[1]["scores"]
+    assert [r.price["member_epochs"] for r in found.results] == [4, 4]
+    assert [r.epochs for r in found.results] == [4, 2]
+    stored = load_file(tmp_path / "both/pair/predictions-1.safetensors")
+    accuracy = (stored["mean"].argmax(-1) == stored["targets"]).double().mean().item()
+    assert found.results[1].replicates[1]["scores"]["accuracy"] == pytest.approx(accuracy)
+
+
+def test_a_comparison_reads_back_and_another_is_refused(tmp_path):
+    first = run(tmp_path / "c")
+    again = run(tmp_path / "c")
+    assert again.rows() == first.rows()
+    with pytest.raises(CheckpointError, match="another comparison: its budget is 4, now it is 6"):
+        run(tmp_path / "c", budget=6, options={"budget": 6})
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("")
+    with pytest.raises(CheckpointError, match="is not empty and holds no comparison"):
+        run(tmp_path / "mine")
+
+
+def test_scores_are_taken_again_when_the_test_data_or_the_draws_change(tmp_path):
+    before = run(tmp_path / "c").rows()
+    [split] = classes().splits
+    wrong = replace(classes(), splits=[replace(split, test=pm.ArrayData(X[60:], 1 - Y[60:]))])
+    after = run(tmp_path / "c", wrong).rows()
+    for old, new in zip(before, after, strict=True):
+        assert new["accuracy"] == pytest.approx(1 - old["accuracy"])
+    trained = json.loads((tmp_path / "c/pair/manifest.json").read_text())
+    assert trained["status"] == "finished"
+    saved = json.loads((tmp_path / "c/pair/scores.json").read_text())["about"]
+    run(tmp_path / "c", wrong, num_draws=7)
+    again = json.loads((tmp_path / "c/pair/scores.json").read_text())["about"]
+    assert (saved["num_draws"], again["num_draws"]) == (100, 7)
+
+
+def test_scores_are_taken_again_when_the_bins_change(tmp_path):
+    before = run(tmp_path / "c").results[1].replicates
+    after = run(tmp_path / "c", bins=Bins(20, minimum=5)).results[1].replicates
+    for index, (old, new) in enumerate(zip(before, after, strict=True)):
+        stored = load_file(tmp_path / f"c/pair/predictions-{index}.safetensors")
+        for name, values in (("ece", pm.metrics.ece), ("mce", pm.metrics.mce)):
+            assert old["scores"][name] == pytest.approx(values(stored["mean"], stored["targets"]))
+            expected = values(stored["mean"], stored["targets"], 20, min_count=5)
+            assert new["scores"][name] == pytest.approx(expected)
+        assert len(new["curves"]["reliability"]["counts"]) == 20
+
+
+def test_a_budget_that_cannot_be_kept_is_said(tmp_path):
+    stream = io.StringIO()
+    found = run(tmp_path, budget=1, options={}, reporter=Lines(stream))
+    assert [r.price["member_epochs"] for r in found.results] == [1, 2]
+    assert "pair: it spent 2 member-epochs, the budget is 1" in stream.getvalue()
+
+
+def test_validation_is_logged_and_becomes_a_curve(tmp_path):
+    task = classes(validation=pm.ArrayData(X[60:], Y[60:]))
+    found = run(tmp_path, task)
+    learning = found.results[1].learning
+    assert learning["member_epochs"] == [2.0, 4.0]
+    events = [json.loads(line) for line in (tmp_path / "pair/events.jsonl").read_text().splitlines()]
+    nll = [e["validation"]["nll"] for e in events if e["event"] == "epoch"]
+    assert learning["validation_nll"] == pytest.approx([sum(v) / 4 for v in nll])
+
+
+def test_nothing_to_compare_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="no methods to compare"):
+        compare(classes(), lambda: pm.models.MLP(3, 2), {}, tmp_path, budget=1)

@@ -65,7 +65,7 @@ def run_polymode(num_chains: int) -> dict:
     method = pm.methods.HMC(
         num_chains,
         PRIOR_STD,
-        samples=TRANSITIONS,
+        num_samples=TRANSITIONS,
         burn_in=1e-9,  # one pass, which finds the first force: the step size is not adapted
         descent=0,
         step_size=STEP,

@@ -288,7 +288,7 @@ def hmc_case(num_chains: int) -> Callable[[], Contenders]:
         method = pm.methods.HMC(
             num_chains,
             PRIOR_STD,
-            samples=4,
+            num_samples=4,
             burn_in=1e-9,  # one pass, which finds the first force: the step size is not adapted
             descent=0,
             step_size=STEP,

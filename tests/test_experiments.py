@@ -17,7 +17,7 @@ from polymode.application.cli.compare import ABOUT, CompareOptions
 from polymode.application.cli.jobs import make_methods, wanted_methods
 from polymode.application.cli.options import parse
 from polymode.application.cli.reference import ReferenceOptions
-from polymode.application.datasets.catalogue import DATA
+from polymode.application.datasets.catalogue import DATASETS
 from polymode.metrics import Bins
 from polymode.models import MODELS
 
@@ -35,7 +35,7 @@ def read(path):
 @pytest.mark.parametrize("path", SEQUENTIAL, ids=lambda p: p.stem)
 def test_tables_1_and_2_of_sequential_anchored_ensembles(path):
     options, methods = read(path)
-    assert options.data in DATA
+    assert options.data in DATASETS
     assert options.model in MODELS
     assert path.stem.endswith(f"-{options.budget:g}")
     anchored, epochs = methods["anchored"].for_budget(options.budget)
@@ -60,7 +60,7 @@ def test_other_configs_can_be_followed(path):
     options, methods = read(path)
     for method in methods.values():
         sized, epochs = method.for_budget(options.budget)
-        assert sized.num_chains * epochs == pytest.approx(options.budget, rel=0.05)
+        assert sized.total_chains * epochs == pytest.approx(options.budget, rel=0.05)
 
 
 # --- ensemble model patching (Chang et al. 2019) ---------------------------------------------------------
@@ -73,7 +73,7 @@ def test_tables_of_model_patching(path):
     options, methods = read(path)
     assert options.model in MODELS
     assert options.draws == 200
-    assert options.calibration == Bins(20, minimum=5)
+    assert options.calibration == Bins(20, min_count=5)
     assert options.set["data"]["batch_size"] == 256
     penalty = 0.001 / 256
     for label, method in methods.items():
@@ -118,7 +118,7 @@ EPOCHS = {"imagenet": 20, "enwik8": 50, "pretrained": 20, "wrn28-14": 300, "pyra
 def test_tables_of_late_phase_weights(path):
     options, methods = read(path)
     assert options.model in MODELS or options.model.startswith("experiments.late_phase.")
-    assert options.data in DATA or options.data.startswith("experiments.")
+    assert options.data in DATASETS or options.data.startswith("experiments.")
     epochs = next((n for key, n in EPOCHS.items() if key in path.stem), 200)
     for label, method in methods.items():
         sized, found = method.for_budget(options.budget)
@@ -189,7 +189,7 @@ def test_uci_keeps_every_split(tmp_path, monkeypatch):
     script = loaded(EXPERIMENTS / "model_patching" / "uci.py")
     monkeypatch.setattr(script, "RESULTS", tmp_path)
     command = ["uci.py", "--data", str(tmp_path), "--runs", str(tmp_path / "runs"), "--sets", "yacht"]
-    command += ["--methods", "ecmp", "--epochs", "1", "--draws", "3", "--backend", "vmap"]
+    command += ["--methods", "ecmp", "--epochs", "1", "--num-draws", "3", "--backend", "vmap"]
     for options in ([], ["--weight-decay", "0"]):
         monkeypatch.setattr(sys, "argv", [*command, *options])
         script.main()

@@ -101,7 +101,7 @@ def test_draws_and_evaluations_from_many_threads_are_those_of_one(backend: Backe
     def judged(seed: int) -> tuple[Tensor, dict[str, float]]:
         [block] = posterior.draw(4, torch.Generator().manual_seed(seed))
         generator = torch.Generator().manual_seed(seed)
-        return block.stacked["5.weight"], pm.evaluate(posterior, DATA, num_members=4, generator=generator)
+        return block.stacked["5.weight"], pm.evaluate(posterior, DATA, num_draws=4, generator=generator)
 
     seeds = [index % 10 for index in range(80)]
     alone = {seed: judged(seed) for seed in set(seeds)}
@@ -132,7 +132,7 @@ FITS = {
     "augmented": (pm.methods.Single(), layered, DataLoader(Jittered(), batch_size=20), "loop", 2),
     "late weights": (pm.methods.LatePhase(num_members=2), layered, DATA, "vmap", 4),
     "recorded": (
-        pm.methods.HMC(chains=2, samples=4, prior_std=1.0),
+        pm.methods.HMC(num_chains=2, num_samples=4, prior_std=1.0),
         lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)),
         DATA,
         "vmap",

@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=20_000, help="the first so many to train on")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--num-draws", type=int, default=200)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     split = cifar10(options.data, batch_size=BATCH, num_train=options.images).splits[0]

@@ -44,7 +44,7 @@ def scores(posterior: pm.Posterior, split: Split, draws: int) -> tuple[float, ..
     noise = FixedGaussian(std=1 / math.sqrt(PRECISION) / scale)
     judged = replace(posterior, network=replace(posterior.network, likelihood=noise))
     number = draws if posterior.num_members is None else None
-    found = pm.evaluate(judged, split.test, num_members=number, target_scale=scale)
+    found = pm.evaluate(judged, split.test, num_draws=number, target_scale=scale)
     some = None if posterior.num_members is not None else SOME
     inputs = split.test.inputs
     blocks = posterior.outputs(inputs, some, batch_size=len(inputs))  # blocks of draws, not of points
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4000)
     parser.add_argument("--splits", type=int, default=None, help="only the first so many")
     parser.add_argument("--backend", default="auto", help="vmap, where other work would disturb the choice")
-    parser.add_argument("--draws", type=int, default=10_000)
+    parser.add_argument("--num-draws", type=int, default=10_000)
     parser.add_argument("--results", type=Path, default=None, help="table to write (default: in results/)")
     options = parser.parse_args()
     for name in options.sets.split(","):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from polymode.data import ArrayData, LoaderData
     from polymode.judging.evaluation import evaluate
     from polymode.judging.recalibration import ConformalIntervals, ConformalSets, TemperatureScaling
-    from polymode.judging.stacking import stack_members, stacked_weights
+    from polymode.judging.weighing import held_out_weights, weigh_members
     from polymode.likelihoods import member_losses
     from polymode.likelihoods.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
     from polymode.methods import METHODS
@@ -63,6 +63,7 @@ __all__ = [
     "evaluate",
     "fit",
     "forward_members",
+    "held_out_weights",
     "kl",
     "landscape",
     "likelihoods",
@@ -81,9 +82,8 @@ __all__ = [
     "samplers",
     "schedules",
     "stack",
-    "stack_members",
-    "stacked_weights",
     "unstack",
+    "weigh_members",
 ]
 
 # Names are read from their modules when they are first asked for: nobody waits for torch who does not use it.
@@ -96,7 +96,7 @@ _HOMES = {
     "data": ("ArrayData", "LoaderData"),
     "judging.evaluation": ("evaluate",),
     "judging.recalibration": ("ConformalIntervals", "ConformalSets", "TemperatureScaling"),
-    "judging.stacking": ("stack_members", "stacked_weights"),
+    "judging.weighing": ("weigh_members", "held_out_weights"),
     "likelihoods": ("member_losses",),
     "likelihoods.predictive": ("BernoulliPredictive", "CategoricalPredictive", "GaussianPredictive"),
     "methods": ("METHODS",),

@@ -33,7 +33,7 @@ SMALL: dict[str, Callable[[], Method]] = {
         pm.methods.Single(prior_std=1.0, optimizer=SGD), start=0, num_draws=3, rank=2
     ),
     "batch_ensemble": lambda: pm.methods.BatchEnsemble(3, prior_std=1.0, optimizer=SGD),
-    "hmc": lambda: pm.methods.HMC(2, prior_std=1.0, samples=3, burn_in=0.5, optimizer=SGD),
+    "hmc": lambda: pm.methods.HMC(2, prior_std=1.0, num_samples=3, burn_in=0.5, optimizer=SGD),
 }
 
 # Networks that a method cannot be fitted to, for a reason that it gives.

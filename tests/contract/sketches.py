@@ -47,7 +47,7 @@ class AnchoredChain(Sketch):
     length: int = 3
 
     @property
-    def num_chains(self):
+    def total_chains(self):
         return self.chains
 
     def init(self, problem, generator):

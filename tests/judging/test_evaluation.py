@@ -36,7 +36,7 @@ def test_classification_scores_are_those_of_the_predictive():
     expected = metrics.ood_scores(p.entropy, far.entropy).auroc
     assert scores["ood_entropy_auroc"] == pytest.approx(expected)
     assert 0 <= scores["ood_mutual_information_fpr95"] <= 1
-    others = pm.evaluate(posterior, test, bins=metrics.Bins(20, minimum=5))
+    others = pm.evaluate(posterior, test, bins=metrics.Bins(20, min_count=5))
     for name in ("ece", "mce"):
         expected = getattr(metrics, name)(p.mean, test.targets, 20, min_count=5)
         assert others[name] == pytest.approx(expected)

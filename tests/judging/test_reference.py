@@ -8,7 +8,7 @@ from scipy.stats import wasserstein_distance
 import polymode as pm
 from polymode.application.comparison import noise_floor_text
 from polymode.errors import InputError
-from polymode.judging.diagnostics import mixing, noise_floor, verdict
+from polymode.judging.diagnostics import check_reference, mixing, noise_floor
 from polymode.judging.evaluation import predictive_samples
 from polymode.judging.reference import Reference, row_hashes
 from polymode.likelihoods import Bernoulli, Categorical, FixedGaussian
@@ -169,33 +169,38 @@ def test_chains_that_have_mixed_are_told_from_those_that_have_not():
     likelihood = FixedGaussian(std=0.5)
     linear = lambda: torch.nn.Linear(3, 1)  # noqa: E731
     good = pm.fit(
-        HMC(4, 0.7, samples=60, descent=10), linear, data, likelihood=likelihood, epochs=2500, progress=False
+        HMC(4, 0.7, num_samples=60, descent=10),
+        linear,
+        data,
+        likelihood=likelihood,
+        epochs=2500,
+        progress=False,
     )
-    judged = verdict(good, data)
+    judged = check_reference(good, data)
     assert judged.is_fit, judged.reasons
     assert judged.mixing.rhat < 1.05
     assert judged.mixing.effective > 100
     bad = pm.fit(
-        HMC(4, 0.7, samples=60, descent=0, burn_in=0.001, step_size=1e-4, trajectory=1e-3),
+        HMC(4, 0.7, num_samples=60, descent=0, burn_in=0.001, step_size=1e-4, trajectory=1e-3),
         linear,
         data,
         likelihood=likelihood,
         epochs=2402,
         progress=False,
     )
-    judged = verdict(bad, data)
+    judged = check_reference(bad, data)
     assert not judged.is_fit
     assert any("R-hat" in reason for reason in judged.reasons)
     with pytest.warns(UserWarning, match="300 of 300 trajectories diverge"):
         diverging = pm.fit(
-            HMC(4, 0.7, samples=60, descent=0, burn_in=0.001, step_size=100.0),
+            HMC(4, 0.7, num_samples=60, descent=0, burn_in=0.001, step_size=100.0),
             linear,
             data,
             likelihood=likelihood,
             epochs=301,
             progress=False,
         )
-    words = " ".join(verdict(diverging, data).reasons)
+    words = " ".join(check_reference(diverging, data).reasons)
     assert "accepts 0% of its proposals" in words
     assert "100.0% of the trajectories diverge" in words
 
@@ -206,7 +211,7 @@ def test_chains_that_are_stuck_at_different_values_do_not_pass():
     Where kernels round equal members differently, ranks make of it the largest R-hat they know, about 2.4.
     """
     data = numbers(12)
-    posterior = fitted(HMC(2, samples=8), data, FixedGaussian(std=0.5), 1, 60)
+    posterior = fitted(HMC(2, num_samples=8), data, FixedGaussian(std=0.5), 1, 60)
     [members] = posterior.draw()
     stuck = {
         name: t.unflatten(0, (2, 8))[:, :1].expand(2, 8, *t.shape[1:]).flatten(0, 1).clone()
@@ -221,10 +226,10 @@ def test_chains_that_are_stuck_at_different_values_do_not_pass():
 # --- noise floors --------------------------------------------------------------------------------------
 
 
-def drawn(num_chains, num_samples, likelihood, outputs, weights):
+def drawn(total_chains, num_samples, likelihood, outputs, weights):
     """Samples of linear networks, a weight for each of many points, in chains. weights: [S, outputs, N]."""
-    labels = torch.zeros(num_chains * num_samples, 3, dtype=torch.long)
-    labels[:, 1] = torch.arange(num_chains).repeat_interleave(num_samples)
+    labels = torch.zeros(total_chains * num_samples, 3, dtype=torch.long)
+    labels[:, 1] = torch.arange(total_chains).repeat_interleave(num_samples)
     num_points = weights.shape[-1]
     linear = lambda: torch.nn.Linear(num_points, outputs, bias=False)  # noqa: E731
     data = pm.ArrayData(torch.eye(num_points), torch.zeros(num_points, dtype=torch.long))
@@ -236,31 +241,31 @@ def drawn(num_chains, num_samples, likelihood, outputs, weights):
     return pm.Particles(one.network, blocks=[pm.Members({"weight": weights}, labels=labels)]), data
 
 
-@pytest.mark.parametrize(("num_chains", "num_samples"), [(4, 250), (5, 200), (1, 1000)])
-def test_the_noise_floor_of_independent_gaussian_samples(num_chains, num_samples):
+@pytest.mark.parametrize(("total_chains", "num_samples"), [(4, 250), (5, 200), (1, 1000)])
+def test_the_noise_floor_of_independent_gaussian_samples(total_chains, num_samples):
     """E W₁ of two empirical laws of N(0, 1): √(2/π) √(1/n + 1/m) ∫ √(Φ(1 − Φ)), as F_n − G_m is Gaussian."""
     weights = torch.randn(1000, 1, 60, generator=torch.Generator().manual_seed(0))
-    posterior, data = drawn(num_chains, num_samples, FixedGaussian(std=1e-6), 1, weights)
+    posterior, data = drawn(total_chains, num_samples, FixedGaussian(std=1e-6), 1, weights)
     found = noise_floor(posterior, data)
     x = torch.linspace(-9, 9, 20_001, dtype=torch.float64)
     spread = torch.trapezoid((torch.special.ndtr(x) * torch.special.ndtr(-x)).sqrt(), x).item()
-    first = num_samples * (num_chains // 2) if num_chains > 1 else 500
+    first = num_samples * (total_chains // 2) if total_chains > 1 else 500
     expected = (2 / np.pi * (1 / first + 1 / (1000 - first))) ** 0.5 * spread
     # A point's W₁ deviates by about 0.45 of itself; 60 points, and what the ways share: 4 · 0.45/√60 = 0.23.
     assert found["wasserstein1"] == pytest.approx(expected, rel=0.23)
     assert found["wasserstein2"] >= found["wasserstein1"]
 
 
-@pytest.mark.parametrize("num_chains", [2, 3, 4])
-def test_all_samples_are_half_as_far_from_the_truth_as_halves_are_from_each_other(num_chains):
+@pytest.mark.parametrize("total_chains", [2, 3, 4])
+def test_all_samples_are_half_as_far_from_the_truth_as_halves_are_from_each_other(total_chains):
     num_points, total = 600, 600
     weights = torch.randn(total, 2, num_points, generator=torch.Generator().manual_seed(1))
-    posterior, data = drawn(num_chains, total // num_chains, Categorical(), 2, weights)
+    posterior, data = drawn(total_chains, total // total_chains, Categorical(), 2, weights)
     found = noise_floor(posterior, data)
     x, step = torch.linspace(-12, 12, 20_001, dtype=torch.float64), 24 / 20_000
     law = (-x.square() / 4).exp() / (4 * np.pi) ** 0.5 * step  # a difference of logits is N(0, 2)
     variance = (law * (x.sigmoid() - 0.5).square()).sum().item()
-    first = total // num_chains * (num_chains // 2)
+    first = total // total_chains * (total_chains // 2)
     expected = (2 / np.pi * variance * (1 / first + 1 / (total - first))) ** 0.5
     # |N(0, 1)| deviates by 0.76 of its mean: 4 · 0.76/√600 = 0.12.
     assert found["total_variation"] == pytest.approx(expected, rel=0.13)
@@ -306,18 +311,18 @@ def test_the_noise_floor_is_kept_and_told(tmp_path):
 
 def test_r_hat_needs_chains_and_a_reference_needs_hmc():
     data = numbers(12)
-    one = fitted(HMC(1, samples=5), data, FixedGaussian(std=0.5), 1, 20)
+    one = fitted(HMC(1, num_samples=5), data, FixedGaussian(std=0.5), 1, 20)
     with pytest.raises(InputError, match="R-hat compares chains: there is one"):
         mixing(one, data)
     other = fitted(Anchored(3), data, FixedGaussian(std=0.5), 1, 2)
     with pytest.raises(InputError, match="a finished run of hmc"):
-        verdict(other, data)
+        check_reference(other, data)
 
 
 def test_weights_that_change_places_do_not_count_against_chains():
     """Two chains in equivalent places, hidden units exchanged, compute the same function: R-hat says so."""
     data = numbers(20)
-    posterior = fitted(HMC(2, samples=30), data, FixedGaussian(std=0.5), 1, 800)
+    posterior = fitted(HMC(2, num_samples=30), data, FixedGaussian(std=0.5), 1, 800)
     [members] = posterior.draw()
     first, second = slice(0, 30), slice(30, 60)
     exchanged = {name: tensor.clone() for name, tensor in members.stacked.items()}

@@ -254,11 +254,11 @@ class NoisyHead(Posterior):
     def num_members(self):
         return None
 
-    def draw(self, num_members=None, generator=None):
-        self.check_num_members(num_members)
-        num_members = num_members or DRAWS
-        for start in range(0, num_members, 50):
-            count = min(50, num_members - start)
+    def draw(self, num_draws=None, generator=None):
+        self.check_num_draws(num_draws)
+        num_draws = num_draws or DRAWS
+        for start in range(0, num_draws, 50):
+            count = min(50, num_draws - start)
             bias = self.weights["3.bias"]
             noise = torch.randn(count, *bias.shape, generator=generator, dtype=bias.dtype)
             shared = {n: t[None] for n, t in self.weights.items() if n != "3.bias"}

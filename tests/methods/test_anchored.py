@@ -34,7 +34,7 @@ def test_it_starts_at_the_network_or_at_the_anchor():
     deep = weights(pm.methods.DeepEnsemble(40, of=pm.methods.Single(optimizer=STILL)))
     for name, tensor in own.items():  # the draw of the anchor leaves the initialisation alone
         torch.testing.assert_close(tensor, deep[name])
-    anchored = weights(Anchored(40, {"*.weight": 3.0, "*": 0.1}, start="anchor", optimizer=STILL))
+    anchored = weights(Anchored(40, {"*.weight": 3.0, "*": 0.1}, begin_at="anchor", optimizer=STILL))
     for name, tensor in anchored.items():
         expected = 3.0 if name.endswith("weight") else 0.1
         error = 4.5 / (2 * tensor.numel()) ** 0.5
@@ -45,7 +45,7 @@ def test_it_starts_at_the_network_or_at_the_anchor():
 
 def test_a_tight_prior_pulls_members_to_their_anchors():
     """s = 0.01 and N = 30: the pull has curvature 1/(s² N) = 333, the data less than 1."""
-    anchors = weights(Anchored(3, 0.01, start="anchor", optimizer=STILL))
+    anchors = weights(Anchored(3, 0.01, begin_at="anchor", optimizer=STILL))
     method = Anchored(3, 0.01, optimizer=pm.Optimizer("SGD", lr=0.002), schedule=Constant())
     far = weights(Anchored(3, 0.01, optimizer=STILL))
     near = weights(method, epochs=40)
@@ -55,8 +55,8 @@ def test_a_tight_prior_pulls_members_to_their_anchors():
 
 
 def test_perturbed_data_changes_members_but_not_their_anchors():
-    plain = weights(Anchored(2, FanIn(), start="anchor", optimizer=STILL))
-    perturbed = weights(Anchored(2, FanIn(), start="anchor", perturb_data=True, optimizer=STILL))
+    plain = weights(Anchored(2, FanIn(), begin_at="anchor", optimizer=STILL))
+    perturbed = weights(Anchored(2, FanIn(), begin_at="anchor", perturb_data=True, optimizer=STILL))
     for name, tensor in plain.items():
         torch.testing.assert_close(tensor, perturbed[name])
     sgd = pm.Optimizer("SGD", lr=0.1)

@@ -48,7 +48,7 @@ def test_one_trajectory_is_the_leapfrog_written_by_hand():
     method = HMC(
         1,
         std,
-        samples=2,
+        num_samples=2,
         burn_in=0.01,
         descent=0,
         step_size=step,
@@ -97,7 +97,7 @@ def test_one_trajectory_is_the_leapfrog_written_by_hand():
 
 def test_data_sets_side_by_side_are_sampled_as_if_alone():
     first, second = data(20), data(13, seed=2)
-    method = HMC(2, 0.7, samples=5)
+    method = HMC(2, 0.7, num_samples=5)
     together = fitted(method, [first, second])
     for source, posterior in zip((first, second), together, strict=True):
         alone = fitted(method, source)
@@ -107,7 +107,7 @@ def test_data_sets_side_by_side_are_sampled_as_if_alone():
 
 
 def test_a_large_data_set_is_passed_over_in_pieces(monkeypatch):
-    method = HMC(2, 0.7, samples=5)
+    method = HMC(2, 0.7, num_samples=5)
     whole = fitted(method)
     monkeypatch.setattr(batches_module, "FULL_BYTES", 8 * 3 * 7)  # seven rows
     pieces = fitted(method)
@@ -120,7 +120,7 @@ def test_weights_of_examples_count_as_multiplicities():
     twice = pm.ArrayData(torch.cat([source.inputs] * 2), torch.cat([source.targets] * 2), batch_size=20)
     weighted = pm.ArrayData(source.inputs, source.targets, weights=torch.full((10,), 2.0), batch_size=10)
     # The initial step size depends on the number of rows: give it.
-    method = HMC(1, 0.7, samples=4, descent=0, step_size=0.05)
+    method = HMC(1, 0.7, num_samples=4, descent=0, step_size=0.05)
     assert_same(fitted(method, twice, 40), fitted(method, weighted, 40), rtol=1e-6, atol=1e-8)
 
 
@@ -129,7 +129,7 @@ def test_the_step_size_meets_the_target_and_chains_on_a_data_set_share_it():
     # Over eight seeds the mean rate was 0.11 above 0.6 (standard deviation 0.03: the number of leaps is
     # rounded up) and 0.04 below 0.9 (0.02): that much, and four standard deviations.
     for target, tolerance in ((0.6, 0.23), (0.9, 0.12)):
-        posterior = fitted(HMC(8, 0.7, samples=20, target_acceptance=target), epochs=2500)
+        posterior = fitted(HMC(8, 0.7, num_samples=20, target_acceptance=target), epochs=2500)
         findings = posterior.record["findings"]
         assert len({chain["step_size"] for chain in findings}) == 1
         mean = sum(chain["acceptance"] for chain in findings) / 8
@@ -140,7 +140,7 @@ def test_the_step_size_meets_the_target_and_chains_on_a_data_set_share_it():
 
 
 def test_a_diverging_chain_stays_where_it_is_and_says_so():
-    method = HMC(2, 0.7, samples=4, descent=0, step_size=1e6, burn_in=0.02)
+    method = HMC(2, 0.7, num_samples=4, descent=0, step_size=1e6, burn_in=0.02)
     with pytest.warns(UserWarning, match="accepts 0% of its proposals .* not to be trusted"):
         posterior = fitted(method, epochs=50)
     for chain in posterior.record["findings"]:
@@ -153,7 +153,7 @@ def test_a_diverging_chain_stays_where_it_is_and_says_so():
 
 def test_lengths_add_up_to_the_passes_that_were_given():
     for epochs in (2, 3, 10, 77, 1000):
-        burn_in, kept, between = HMC(samples=30).lengths(epochs)
+        burn_in, kept, between = HMC(num_samples=30).lengths(epochs)
         assert burn_in >= 1
         assert kept >= 1
         assert burn_in + kept * between == epochs
@@ -161,14 +161,16 @@ def test_lengths_add_up_to_the_passes_that_were_given():
 
 @pytest.mark.parametrize("prior", [{"*": 0.7}, {"*.bias": 0.7, "*.weight": 0.7}], ids=["all", "by kind"])
 def test_widths_by_name_are_those_of_one_number(prior):
-    assert_same(fitted(HMC(2, prior, samples=3), epochs=60), fitted(HMC(2, 0.7, samples=3), epochs=60))
+    assert_same(
+        fitted(HMC(2, prior, num_samples=3), epochs=60), fitted(HMC(2, 0.7, num_samples=3), epochs=60)
+    )
 
 
 def test_every_weight_is_moved_in_units_of_its_own_width():
     """Under a prior alone (data that say nothing) samples have each weight's own width."""
     noise = pm.likelihoods.FixedGaussian(std=1e4)
     widths = {"1.weight": 0.2, "*.bias": 2.0, "*": 0.7}
-    posterior = fitted(HMC(300, widths, samples=5, descent=0), epochs=400, likelihood=noise)
+    posterior = fitted(HMC(300, widths, num_samples=5, descent=0), epochs=400, likelihood=noise)
     for name, tensor in weights(posterior).items():
         width = next(w for pattern, w in widths.items() if fnmatch.fnmatchcase(name, pattern))
         error = 4.5 / (2 * 300 * tensor[0].numel()) ** 0.5  # as if samples of a chain were one
@@ -208,7 +210,7 @@ def test_frozen_batch_norm_is_no_obstacle():
         pm.fit(HMC(1), module, data(), likelihood=GAUSS, epochs=10, progress=False)
     frozen = copy.deepcopy(module)
     frozen[1].eval()
-    posterior = pm.fit(HMC(1, samples=2), frozen, data(), likelihood=GAUSS, epochs=10, progress=False)
+    posterior = pm.fit(HMC(1, num_samples=2), frozen, data(), likelihood=GAUSS, epochs=10, progress=False)
     assert posterior.num_members == 2
 
 

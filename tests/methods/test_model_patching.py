@@ -159,10 +159,12 @@ def _default() -> torch.Generator:
 def test_a_trained_module_is_kept_in_component_0():
     module = factory()
     module[3].weight.data.mul_(30)  # values that no initialiser would draw
-    with pytest.raises(InputError, match=r"changes its scale.* Say start='weights'.*function that builds"):
+    with pytest.raises(
+        InputError, match=r"changes its scale.* Say components_from='weights'.*function that builds"
+    ):
         fit(ECMP(), module)
     still = pm.Optimizer("SGD", lr=1e-30)
-    posterior = fit(ECMP(start="weights", optimizer=still), copy.deepcopy(module), epochs=1)
+    posterior = fit(ECMP(components_from="weights", optimizer=still), copy.deepcopy(module), epochs=1)
     [chain] = posterior.chains
     for name in ("1.weight", "1.bias", "3.weight", "3.bias"):
         components = chain[COMPONENTS + name]
@@ -173,10 +175,10 @@ def test_a_trained_module_is_kept_in_component_0():
 def test_a_function_that_gives_the_same_weights_each_time_gives_no_components():
     module = factory()
     with pytest.raises(
-        InputError, match=r"layer '3' the same weights each time .* 5 comp.* Say start='weights'"
+        InputError, match=r"layer '3' the same weights each time .* 5 comp.* Say components_from='weights'"
     ):
         fit(ECMP(), lambda: copy.deepcopy(module))
-    fit(ECMP(start="weights"), lambda: copy.deepcopy(module), epochs=1)
+    fit(ECMP(components_from="weights"), lambda: copy.deepcopy(module), epochs=1)
     fit(ECMP(where="norm"), lambda: copy.deepcopy(module), epochs=1)  # spread makes them differ
 
     def begins_with_zeros():
@@ -207,7 +209,7 @@ def test_probabilities_of_equal_components_return_to_equal(options):
     method = _TiltedEMP(
         num_components=3,
         learn_probabilities=True,
-        start="weights",
+        components_from="weights",
         spread=0.0,
         optimizer=pm.Optimizer("Adam", lr=0.1),
         where="norm",
@@ -332,7 +334,9 @@ class _TiltedECMP(_Tilted, ECMP):
 def test_learned_probabilities_follow_their_entropy_and_carry_no_weight_decay(kind, options, decayed):
     """Between equal components the likelihood has no gradient: the step is that of Σ p log p / N alone."""
     module = factory()
-    method = kind(num_components=3, learn_probabilities=True, start="weights", spread=0.0, **options)
+    method = kind(
+        num_components=3, learn_probabilities=True, components_from="weights", spread=0.0, **options
+    )
     [chain] = fit(method, module, data=data(8), epochs=1).chains  # one step
     p = TILT.softmax(0)
     entropy = -(p * p.log()).sum()

@@ -84,7 +84,7 @@ def by_hand(chain, first_epochs, short_epochs, num_short, *, restart):
 @pytest.mark.parametrize("backend", ["loop", "vmap"])
 def test_it_is_algorithm_2(restart, backend):
     method = SequentialAnchored(
-        chains=2,
+        num_chains=2,
         prior_std=PRIOR,
         walk=WALK,
         first_epochs=5,
@@ -131,11 +131,11 @@ def test_a_small_budget_is_divided_in_halves_unless_the_first_training_is_given(
 
 
 def test_a_number_of_chains_that_is_given_is_kept():
-    method, epochs = SequentialAnchored(chains=4).for_budget(200)
+    method, epochs = SequentialAnchored(num_chains=4).for_budget(200)
     assert (method.chains, method.lengths(epochs)) == (4, (25, 12))
     with pytest.raises(InputError, match="the first training of each of 3 chains, first_epochs=100"):
-        SequentialAnchored(chains=3, first_epochs=100).for_budget(200)
-    assert SequentialAnchored().num_chains == 1
+        SequentialAnchored(num_chains=3, first_epochs=100).for_budget(200)
+    assert SequentialAnchored().total_chains == 1
 
 
 def test_epochs_left_over_go_into_the_first_training():

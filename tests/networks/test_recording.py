@@ -63,7 +63,7 @@ def test_hmc_replays_and_ends_with_the_same_weights(monkeypatch):
 
     def fitted():
         return pm.fit(
-            pm.methods.HMC(3, 0.7, samples=4, descent=0),
+            pm.methods.HMC(3, 0.7, num_samples=4, descent=0),
             lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double(),
             data,
             likelihood=pm.likelihoods.FixedGaussian(std=0.3),

@@ -125,9 +125,11 @@ def test_kl_is_that_of_the_method():
 def test_a_trained_module_keeps_its_weights_in_component_0():
     trained = Net()
     trained.head.weight.data.mul_(50)
-    with pytest.raises(InputError, match="'head' holds trained or custom values: say start='weights'"):
+    with pytest.raises(
+        InputError, match="'head' holds trained or custom values: say components_from='weights'"
+    ):
         pm.patch(trained)
-    module = pm.patch(trained, start="weights", spread=0.0)
+    module = pm.patch(trained, components_from="weights", spread=0.0)
     assert torch.equal(module.head.parametrizations.weight.original[0], trained.head.weight)
     trained.eval()
     module.eval()
@@ -173,7 +175,7 @@ def test_layers_whose_forward_is_never_called_are_drawn():
         def forward(self, x):
             return self.attention(x, x, x)[0]
 
-    module = pm.patch(Attends(), "attention.out_proj", start="weights", spread=1.0)
+    module = pm.patch(Attends(), "attention.out_proj", components_from="weights", spread=1.0)
     x = X.reshape(10, 4, 4)
     with global_seed(0):
         outputs = torch.stack([module(x).detach() for _ in range(20)])
@@ -211,8 +213,8 @@ def test_a_learned_noise_level_is_patched_with_the_network():
     likelihood = pm.likelihoods.LearnedGaussian()
     plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     with pytest.raises(InputError, match=r"patch likelihood.prepare\(module\)"):
-        pm.patched_posterior(pm.patch(plain, "output", start="weights"), "gaussian")
-    module = pm.patch(likelihood.prepare(plain), "output", start="weights").eval()
+        pm.patched_posterior(pm.patch(plain, "output", components_from="weights"), "gaussian")
+    module = pm.patch(likelihood.prepare(plain), "output", components_from="weights").eval()
     predicted = pm.patched_posterior(module, likelihood).predict(X, 10)
     assert float((predicted.std - 0.5).abs().max()) < 0.2
 

@@ -259,7 +259,7 @@ class TestDropout:
     def test_stacked_draws_are_saved_with_their_masks(self, tmp_path):
         sampled = pm.sample_dropout(self.single(0.5))
         held_out = pm.ArrayData(X, torch.arange(11) % 2)
-        stacked = pm.stack_members(sampled, held_out, 30)
+        stacked = pm.weigh_members(sampled, held_out, 30)
         stacked.save(tmp_path / "saved")
         make = lambda: nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Dropout(0.5), nn.Linear(50, 2))  # noqa: E731
         loaded = pm.load_posterior(tmp_path / "saved", make)
@@ -308,4 +308,4 @@ def test_dropout_behind_an_lstm_is_drawn_in_any_number(number, validated):
         made = pm.fit(pm.methods.MCDropout(), TiedRecurrent, data, validation=held_out, **options)
     found = made.with_backend("vmap").predict(tokens, number).mean
     torch.testing.assert_close(found, made.with_backend("loop").predict(tokens, number).mean)
-    assert pm.evaluate(made, data, num_members=number)["nll"] > 0
+    assert pm.evaluate(made, data, num_draws=number)["nll"] > 0

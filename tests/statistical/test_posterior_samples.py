@@ -85,7 +85,7 @@ def test_the_laws_differ_enough_to_tell_them_apart():
 
 def test_hmc_samples_the_posterior():
     exact, narrow = laws()
-    samples = chains(HMC(chains=200, prior_std=PRIOR, samples=20, descent=20), 900)
+    samples = chains(HMC(num_chains=200, prior_std=PRIOR, num_samples=20, descent=20), 900)
     assert samples.shape == (200, 20, D)
     assert largest_deviation(samples, *exact) < FITS
     assert largest_deviation(samples, *narrow) > 2 * FITS
@@ -93,7 +93,7 @@ def test_hmc_samples_the_posterior():
 
 def test_hmc_at_another_temperature_samples_the_tempered_posterior():
     mean, covariance = laws()[0]
-    samples = chains(HMC(chains=200, prior_std=PRIOR, samples=20, descent=20, temperature=0.25), 900)
+    samples = chains(HMC(num_chains=200, prior_std=PRIOR, num_samples=20, descent=20, temperature=0.25), 900)
     assert largest_deviation(samples, mean, 0.25 * covariance) < FITS
     assert largest_deviation(samples, mean, covariance) > 2 * FITS
 
@@ -119,7 +119,7 @@ def test_anchored_members_on_perturbed_data_sample_the_posterior():
 def test_sequential_anchored_chains_follow_the_law_of_anchored_ones(walk):
     exact, narrow = laws()
     method = SequentialAnchored(
-        chains=150,
+        num_chains=150,
         prior_std=PRIOR,
         walk=walk,
         first_epochs=80,
@@ -137,7 +137,7 @@ def test_trainings_that_are_too_short_are_noticed():
     """A single small step a member does not converge: the chain lags behind, and the test can tell."""
     _, narrow = laws()
     method = SequentialAnchored(
-        chains=150,
+        num_chains=150,
         prior_std=PRIOR,
         walk=GuidedWalk(0.8),
         first_epochs=80,

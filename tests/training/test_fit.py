@@ -792,7 +792,7 @@ WILD = pm.Optimizer("SGD", lr=1e3)
         pm.methods.SequentialAnchored(
             2, first_epochs=50, optimizer=WILD, walk=pm.samplers.GuidedWalk(step=3.0)
         ),
-        pm.methods.HMC(2, burn_in=0.5, samples=2, optimizer=WILD),
+        pm.methods.HMC(2, burn_in=0.5, num_samples=2, optimizer=WILD),
     ],
     ids=lambda method: method.name,
 )

@@ -18,12 +18,12 @@ from polymode.trees import map_tree
 from polymode.weights.priors import gaussian_penalty, gaussian_prior
 
 
-def setup(case, sizes=(16,), num_chains=3, batch_size=8, backend="loop", penalty=None, weights=None):
+def setup(case, sizes=(16,), total_chains=3, batch_size=8, backend="loop", penalty=None, weights=None):
     data = []
     for index, size in enumerate(sizes):
         made = case.data(size, batch_size, seed=index)
         data.append(ArrayData(made.inputs, made.targets, batch_size=batch_size, weights=weights))
-    batches = Batches(data, range(num_chains), [0] * len(sizes), shared_order=False)
+    batches = Batches(data, range(total_chains), [0] * len(sizes), shared_order=False)
     modules = [case.likelihood.prepare(prepare(case.double_factory())) for _ in range(batches.num_groups)]
     names = trainable_names(modules[0])
     states = []
@@ -135,7 +135,7 @@ def test_sample_weights_are_multiplicities():
     weights = torch.ones(16, dtype=torch.float64)
     weights[3] = 2.0
     torch.manual_seed(1234)
-    objective, state, batches, _ = setup(case, batch_size=16, num_chains=1, weights=weights)
+    objective, state, batches, _ = setup(case, batch_size=16, total_chains=1, weights=weights)
     [batch] = next(iter(batches.epoch(0, "full")))
     weighted = objective.losses_and_gradients(state, batch)[1].stacked
     data = case.data(16, 16)

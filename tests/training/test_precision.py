@@ -9,7 +9,7 @@ from cases import redrawn
 from polymode.errors import InputError
 from tolerances import PASS, assert_equal_up_to_rounding
 
-METHODS = [pm.methods.Anchored(2, optimizer=pm.Optimizer("SGD", lr=0.1)), pm.methods.HMC(2, samples=3)]
+METHODS = [pm.methods.Anchored(2, optimizer=pm.Optimizer("SGD", lr=0.1)), pm.methods.HMC(2, num_samples=3)]
 
 
 def data():

@@ -180,7 +180,7 @@ def _halves(chains: Tensor) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReferenceCheck:
     """Whether a sample may be called a reference, with every reason against it."""
 
     mixing: Mixing
@@ -196,7 +196,7 @@ class Verdict:
         return asdict(self) | {"reasons": list(self.reasons), "is_fit": self.is_fit}
 
 
-def verdict(posterior: Posterior, data: Data) -> Verdict:
+def check_reference(posterior: Posterior, data: Data) -> ReferenceCheck:
     """Judge a finished run of ``hmc`` as a reference for some test data."""
     chains = posterior.record.get("findings", [])
     if not chains or "acceptance" not in chains[0]:
@@ -226,4 +226,4 @@ def verdict(posterior: Posterior, data: Data) -> Verdict:
             f"all samples are worth {found.effective:.0f} independent ones, at least {LEAST_EFFECTIVE:.0f} "
             "are needed: give them more passes"
         )
-    return Verdict(found, acceptance, divergences, reasons)
+    return ReferenceCheck(found, acceptance, divergences, reasons)

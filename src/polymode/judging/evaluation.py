@@ -22,7 +22,7 @@ from polymode.likelihoods.predictive import (
     labelled,
 )
 from polymode.metrics.calibration import BINS, Bins
-from polymode.metrics.ood import SCORES, uncertainty
+from polymode.metrics.ood import OOD_SCORES, uncertainty
 from polymode.metrics.scores import check_probabilities
 from polymode.networks.surgery import match_precision
 from polymode.posteriors import Posterior
@@ -40,7 +40,7 @@ def evaluate(
     *,
     ood: Any = None,
     reference: Reference | Tensor | None = None,
-    num_members: int | None = None,
+    num_draws: int | None = None,
     generator: torch.Generator | None = None,
     target_scale: float = 1.0,
     bins: Bins = BINS,
@@ -65,7 +65,7 @@ def evaluate(
         data,
         ood=ood,
         reference=reference,
-        num_members=num_members,
+        num_draws=num_draws,
         generator=generator,
         target_scale=target_scale,
         bins=bins,
@@ -88,7 +88,7 @@ def evaluated(
     *,
     ood: Any = None,
     reference: Reference | Tensor | None = None,
-    num_members: int | None = None,
+    num_draws: int | None = None,
     generator: torch.Generator | None = None,
     target_scale: float = 1.0,
     bins: Bins = BINS,
@@ -117,11 +117,11 @@ def evaluated(
             generator.set_state(start)
         return generator
 
-    log_prob, predictive = _judged_together(posterior, inputs, targets, num_members, same_draws(), observe)
+    log_prob, predictive = _judged_together(posterior, inputs, targets, num_draws, same_draws(), observe)
     if isinstance(predictive, GaussianPredictive):
         scores = _regression(predictive, targets, log_prob, target_scale)
         if isinstance(reference, Reference):
-            samples = predictive_samples(posterior, inputs, num_members, same_draws()).cpu()
+            samples = predictive_samples(posterior, inputs, num_draws, same_draws()).cpu()
             scores["wasserstein1"] = metrics.wasserstein1(samples, reference.values)
             scores["wasserstein2"] = metrics.wasserstein2(samples, reference.values)
         return Evaluation(scores, predictive, targets)
@@ -137,9 +137,9 @@ def evaluated(
         scores["bits_per_character"] = scores["nll"] / math.log(2)
     foreign = None
     if ood is not None:
-        foreign = posterior.predict(_inputs(ood), num_members, same_draws())
+        foreign = posterior.predict(_inputs(ood), num_draws, same_draws())
         assert isinstance(foreign, CategoricalPredictive)
-        for score in SCORES:
+        for score in OOD_SCORES:
             ordinary = uncertainty(predictive, score)
             ordinary = ordinary[observed.to(ordinary.device)]
             found = metrics.ood_scores(ordinary, uncertainty(foreign, score).flatten())
@@ -157,7 +157,7 @@ def _judged_together(
     posterior: Posterior,
     inputs: Tree,
     targets: Tensor,
-    num_members: int | None,
+    num_draws: int | None,
     generator: torch.Generator | None,
     observe: Observe | None,
 ) -> tuple[Tensor, Predictive]:
@@ -169,7 +169,7 @@ def _judged_together(
     check_finite(match_precision(posterior.network.dtype, inputs))
     accumulator = likelihood.accumulator(num_points)
     log_probs, quantiles = [], []
-    for rows, outputs, weights in posterior.by_points(inputs, num_members, generator):
+    for rows, outputs, weights in posterior.by_points(inputs, num_draws, generator):
         chunk, first = targets[rows].to(weights.device), map_tree(lambda t: t[0], outputs)
         likelihood.check_outputs(first, chunk)
         likelihood.check_targets(chunk, first)
@@ -192,7 +192,7 @@ def _judged_together(
 def predictive_samples(
     posterior: Posterior,
     inputs: Tree,
-    num_members: int | None = None,
+    num_draws: int | None = None,
     generator: torch.Generator | None = None,
     *,
     num_samples: int = NUM_SAMPLES,
@@ -208,7 +208,7 @@ def predictive_samples(
         raise InputError(f"Samples of numbers need a Gaussian likelihood, this is {likelihood.kind!r}.")
     noise = torch.Generator().manual_seed(seed)
     chunks = []
-    for _, outputs, weights in posterior.by_points(inputs, num_members, generator):
+    for _, outputs, weights in posterior.by_points(inputs, num_draws, generator):
         chunks.append(mixture_samples(likelihood, outputs, weights, num_samples, noise)[0])
     return torch.cat(chunks, 1)
 
@@ -250,8 +250,8 @@ def _classification(
     scores = {
         "accuracy": metrics.accuracy(probabilities, labels),
         "brier": metrics.brier(probabilities, labels),
-        "ece": metrics.ece(probabilities, labels, bins.number, min_count=bins.minimum),
-        "mce": metrics.mce(probabilities, labels, bins.number, min_count=bins.minimum),
+        "ece": metrics.ece(probabilities, labels, bins.number, min_count=bins.min_count),
+        "mce": metrics.mce(probabilities, labels, bins.number, min_count=bins.min_count),
         "aurc": metrics.aurc(probabilities.amax(-1), wrong),
         "mutual_information": predictive.mutual_information.double().mean().item(),
     }

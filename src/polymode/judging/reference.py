@@ -19,7 +19,7 @@ from polymode.likelihoods import Categorical, Gaussian, Likelihood
 from polymode.storage import write_bytes
 from polymode.trees import leaves
 
-KINDS = ("probabilities", "samples")
+CONTENTS = ("probabilities", "samples")
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Reference:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise unknown_name("kind of reference", self.kind, KINDS)
+        if self.kind not in CONTENTS:
+            raise unknown_name("kind of reference", self.kind, CONTENTS)
         if self.values.ndim != 2 or not bool(self.values.isfinite().all()):
             raise InputError(
                 f"A reference of {self.kind} is a matrix of finite numbers, got {list(self.values.shape)}."
@@ -146,7 +146,7 @@ class Reference:
             if name not in arrays:
                 raise unknown_name(f"array in {path}", name, names)
             return cls("probabilities", torch.as_tensor(arrays[name]), about={"file": Path(path).name})
-        kinds = [kind for kind in KINDS if kind in arrays]
+        kinds = [kind for kind in CONTENTS if kind in arrays]
         if len(kinds) != 1:
             raise InputError(
                 f"{path} is not a reference of polymode: it holds {', '.join(names)}. Name the matrix of "

@@ -99,7 +99,7 @@ def flatness(
 
 def _networks(posterior: Posterior, num_members: int | None) -> Iterator[Tensors]:
     """The weights of one network after another."""
-    posterior.check_num_members(num_members)
+    posterior.check_num_draws(num_members)
     for block in posterior.draw(num_members):
         for index in range(block.num_members):
             yield block.member(index)

@@ -35,8 +35,8 @@ class Anchored(Method):
     """θ_m = argmin −Σ_n log p(y_n | x_n, θ) + Σ_j (θ_j − a_mj)²/(2 s²), with anchors a_m ~ N(0, s²).
 
     num_members: M, run side by side. prior_std: s, one number, numbers by pattern of the weights' names, or
-    ``priors.FanIn``. start: "network" begins at the network's own initialisation (Delaunoy and Louppe 2021),
-    "anchor" at the anchor (Pearce et al. 2020). perturb_data: randomise the data of each member too; targets
+    ``priors.FanIn``. begin_at: the "network"'s own initialisation (Delaunoy and Louppe 2021), or the
+    "anchor" (Pearce et al. 2020). perturb_data: randomise the data of each member too; targets
     of a Gaussian likelihood with known noise are drawn again with that noise, which makes the members exact
     posterior samples of a linear model, and examples of any other likelihood get weights w ~ Exp(1).
     optimizer: any of ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate.
@@ -49,7 +49,7 @@ class Anchored(Method):
 
     num_members: int = 5
     prior_std: PriorStd = 0.3
-    start: Literal["network", "anchor"] = "network"
+    begin_at: Literal["network", "anchor"] = "network"
     perturb_data: bool = False
     optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
     schedule: Schedule = Cosine(final=0.05)
@@ -59,17 +59,17 @@ class Anchored(Method):
         require_whole("num_members", self.num_members)
         check_prior_std(self.prior_std)
         check_options(self.optimizer, self.schedule, self.keep)
-        if self.start not in ("network", "anchor"):
-            raise unknown_name("start", self.start, ("network", "anchor"))
+        if self.begin_at not in ("network", "anchor"):
+            raise unknown_name("begin_at", self.begin_at, ("network", "anchor"))
 
     @property
-    def num_chains(self) -> int:
+    def total_chains(self) -> int:
         return self.num_members
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         members = problem.initial_members(generator)
         anchor = draw_prior(problem.prior_stds(self.prior_std), members.stacked, generator)
-        if self.start == "anchor":
+        if self.begin_at == "anchor":
             members.stacked.update({name: tensor.clone() for name, tensor in anchor.items()})
         return State(
             members,

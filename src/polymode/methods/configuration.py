@@ -13,7 +13,7 @@ from polymode.weights.late import Bank
 from polymode.weights.priors import FanIn
 
 # What options of methods are made of, by the name that ``describe`` gives them.
-PARTS: dict[str, type] = {
+OPTION_TYPES: dict[str, type] = {
     part.__name__: part
     for part in (
         Optimizer,
@@ -57,9 +57,9 @@ def _read(value: Any, where: str) -> Any:
         return _build(METHODS[kind], kind, content)
     if "type" in content:
         kind = content.pop("type")
-        if kind not in PARTS:
-            raise unknown_name(f"type of {where}", kind, PARTS)
-        return _build(PARTS[kind], kind, content)
+        if kind not in OPTION_TYPES:
+            raise unknown_name(f"type of {where}", kind, OPTION_TYPES)
+        return _build(OPTION_TYPES[kind], kind, content)
     return {key: _read(item, f"{where}.{key}") for key, item in content.items()}
 
 
@@ -91,7 +91,7 @@ def _changed(base: Any, change: Any, where: str) -> Any:
             first = next(iter(change), "")
             raise InputError(
                 f"{where} is {base!r} and has no option {first!r}: give all of it, with its type (one of "
-                f"{', '.join(PARTS)})."
+                f"{', '.join(OPTION_TYPES)})."
             )
         return dict(change) if isinstance(change, Mapping) else change
     marker = "name" if "name" in base else "type"

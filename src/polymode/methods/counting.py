@@ -36,7 +36,7 @@ def parameter_counts(
     found = {}
     for label, method in methods.items():
         try:
-            number = method.num_parameters(module) - uncounted * method.num_chains
+            number = method.num_parameters(module) - uncounted * method.total_chains
         except InputError as error:
             found[label] = ParameterCount(None, None, str(error))
             continue

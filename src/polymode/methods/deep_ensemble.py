@@ -38,8 +38,8 @@ class DeepEnsemble(Method):
             raise InputError(f"of must be an instance of a method, such as Single(), got {given}.")
 
     @property
-    def num_chains(self) -> int:
-        return self.num_members * self.of.num_chains
+    def total_chains(self) -> int:
+        return self.num_members * self.of.total_chains
 
     @property
     def can_average(self) -> bool:

@@ -39,9 +39,9 @@ LEAST_TRANSITIONS = 40  # of a burn-in: while the step size is unknown, trajecto
 class HMC(Method):
     """Leapfrog along −∇U, U(θ) = (−Σ_n log p(y_n | x_n, θ) + Σ_j θ_j²/(2 s²))/T, then Metropolis (Neal 2011).
 
-    An epoch is a gradient pass over the whole data set. chains: run side by side; those on one data set
+    An epoch is a gradient pass over the whole data set. num_chains: run side by side; those on one data set
     share step size and number of leapfrog steps. prior_std: s, one number, numbers by pattern of the
-    weights' names, or ``priors.FanIn``; momenta are in units of it. samples: states kept of each chain,
+    weights' names, or ``priors.FanIn``; momenta are in units of it. num_samples: states kept of each chain,
     spread evenly over the passes after burn-in. burn_in: share of the passes in which the step size is
     found and nothing is kept. descent: passes at its beginning in which minibatch descent brings each chain
     from the network's initialisation near a mode, at most a third of burn-in. optimizer: of the descent.
@@ -60,9 +60,9 @@ class HMC(Method):
     )
     reference: ClassVar[bool] = True
 
-    chains: int = 3
+    num_chains: int = 3
     prior_std: PriorStd = 0.3
-    samples: int = 100
+    num_samples: int = 100
     burn_in: float = 0.3
     descent: int = 100
     optimizer: Optimizer = Optimizer("Adam", lr=3e-3)
@@ -73,8 +73,8 @@ class HMC(Method):
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        require_whole("chains", self.chains)
-        require_whole("samples", self.samples)
+        require_whole("num_chains", self.num_chains)
+        require_whole("num_samples", self.num_samples)
         require_whole("descent", self.descent, least=0)
         check_options(self.optimizer, Constant(), "last")
         check_prior_std(self.prior_std)
@@ -88,8 +88,8 @@ class HMC(Method):
             raise InputError(f"jitter must be at least 0 and below 1, got {self.jitter!r}.")
 
     @property
-    def num_chains(self) -> int:
-        return self.chains
+    def total_chains(self) -> int:
+        return self.num_chains
 
     @property
     def trajectory_length(self) -> float:
@@ -101,7 +101,7 @@ class HMC(Method):
         if epochs < 2:
             raise InputError(f"hmc needs at least 2 gradient passes, got {epochs}; thousands are usual.")
         rest = epochs - max(1, round(self.burn_in * epochs))
-        kept = min(self.samples, max(1, rest))
+        kept = min(self.num_samples, max(1, rest))
         between = max(1, rest // kept)
         between -= between % _blocks(between)
         return epochs - kept * between, kept, between
@@ -188,7 +188,7 @@ class HMC(Method):
         }
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
-        return self, max(2, round(member_epochs / self.chains))
+        return self, max(2, round(member_epochs / self.num_chains))
 
 
 def _blocks(passes: int) -> int:

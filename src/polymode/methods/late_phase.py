@@ -135,7 +135,7 @@ class LatePhase(Method):
         late = self._late(problem)
         if self.keep_members and not late.names:
             raise InputError("keep_members=True, but no weights are late: all members would be the same.")
-        start = problem.start(problem.chain, generator)
+        start = problem.initial_weights(generator)
         trained = late.begin(start, generator, self.factor_spread)
         base = late.base(problem.trainable)
         shared = {name: tensor[None].clone() for name, tensor in trained.items() if name in base}
@@ -226,7 +226,7 @@ class LatePhase(Method):
                 each[group].add_((scale * drawn.to(scale.device)).to(each.dtype))
         if self.carry_moments:
             for name in {"late", "multipliers"} & state.optimizers.keys():
-                state.optimizers[name].spread(0)
+                state.optimizers[name].copy_moments_from(0)
 
     def _look(self, problem: Problem, late: LateWeights, objective: Objective, count: int) -> Phase:
         """Look, on one minibatch in K, whether the average explains the data as well as the members do."""

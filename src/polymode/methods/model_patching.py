@@ -103,7 +103,7 @@ class _Patching(Method):
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         mixture = self._mixture(problem.network.module, problem.trainable)
-        start = problem.start(problem.chain, generator)
+        start = problem.initial_weights(generator)
         trained = {n: t.clone() for n, t in start.items() if n in problem.trainable}
         trained |= self._components(problem, mixture, start, generator)
         shared = {name: tensor[None] for name, tensor in trained.items()}
@@ -248,13 +248,13 @@ class _Trained(_Patching):
     num_components: int = 5
     probabilities: Sequence[float] | None = None
     learn_probabilities: bool = False
-    start: Literal["initialiser", "weights"] = "initialiser"
+    components_from: Literal["initialiser", "weights"] = "initialiser"
     spread: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.start not in ("initialiser", "weights"):
-            raise unknown_name("start", self.start, ("initialiser", "weights"))
+        if self.components_from not in ("initialiser", "weights"):
+            raise unknown_name("components_from", self.components_from, ("initialiser", "weights"))
         require(self.spread >= 0, f"spread must be at least 0, got {self.spread!r}.")
         if self.learn_probabilities and self.probabilities is not None:
             raise InputError("probabilities are given and learn_probabilities=True: choose one of them.")
@@ -271,7 +271,7 @@ class _Trained(_Patching):
     def _components(
         self, problem: Problem, mixture: Mixture, start: Tensors, generator: torch.Generator
     ) -> Tensors:
-        module, keep = problem.network.module, self.start == "weights"
+        module, keep = problem.network.module, self.components_from == "weights"
         weighted = [name for name in mixture.layers if not is_normalisation(module.get_submodule(name))]
         starts = [start]
         if weighted and not keep:
@@ -279,9 +279,9 @@ class _Trained(_Patching):
                 starts += [problem.redraw(weighted, generator) for _ in range(self.num_components - 1)]
             except CannotRedraw as error:
                 raise InputError(
-                    f"{error.reason} Say start='weights': component 0 then keeps the weights of the module, "
-                    "and the others begin near them. Or pass a function that builds the module and draws "
-                    "other weights each time."
+                    f"{error.reason} Say components_from='weights': component 0 then keeps the weights of "
+                    "the module, and the others begin near them. Or pass a function that builds the module "
+                    "and draws other weights each time."
                 ) from error
             _check_drawn(mixture, weighted, starts)
         return initial_components(mixture, module, starts, generator, keep=keep, spread=self.spread)
@@ -297,7 +297,8 @@ def _check_drawn(mixture: Mixture, layers: Sequence[str], starts: Sequence[Tenso
             raise InputError(
                 f"The function that builds the module gives the layer {layer!r} the same weights each time "
                 f"(pretrained ones, or a seed of its own), so that its {len(starts)} components would be "
-                "equal. Say start='weights': component 0 then keeps them, and the others begin near them."
+                "equal. Say components_from='weights': component 0 then keeps them, and the others begin "
+                "near them."
             )
 
 
@@ -312,7 +313,7 @@ class EMP(_Trained):
     pattern of their names; normalisation and output layers unless said otherwise. num_components: K, of
     each patched layer. probabilities: of the components; equal unless given. learn_probabilities: learn
     them, for each layer, by a relaxation of the draw; the loss then has minus the entropy of the draws,
-    with or without prior_std. start: "initialiser" draws the components of a
+    with or without prior_std. components_from: "initialiser" draws the components of a
     layer with weights independently, as the model draws them; "weights" keeps those of a trained module
     in component 0 and lets the others begin near it. spread: size of the noise that components of
     normalisation layers begin with, γ (1 + spread ε) and β + spread ε. prior_std: s of the prior N(0, s²)
@@ -361,7 +362,7 @@ class ECMP(_Trained):
     pattern of their names; normalisation and output layers unless said otherwise. num_components: K, of
     each patched layer. probabilities: of the components; equal unless given. learn_probabilities: learn
     them, for each layer, by a relaxation of the draw; the loss then has minus the entropy of the draws,
-    with or without prior_std. start: "initialiser" draws the components of a
+    with or without prior_std. components_from: "initialiser" draws the components of a
     layer with weights independently, as the model draws them; "weights" keeps those of a trained module
     in component 0 and lets the others begin near it. spread: size of the noise that components of
     normalisation layers begin with, γ (1 + spread ε) and β + spread ε. prior_std: s of the prior N(0, s²)

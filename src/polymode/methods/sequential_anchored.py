@@ -37,7 +37,7 @@ def split_budget(
     member_epochs: float,
     first_epochs: int = FIRST_EPOCHS,
     short_epochs: int = 2,
-    chains: int | None = None,
+    num_chains: int | None = None,
 ) -> tuple[int, int]:
     """Chains and short trainings in each, for a budget: the rule behind Tables 4 and 5.
 
@@ -49,13 +49,13 @@ def split_budget(
     >>> [split_budget(b, short_epochs=10) for b in (200, 500, 1000, 10_000)]
     [(1, 10), (2, 15), (3, 23), (10, 90)]
     """
-    if member_epochs < first_epochs * (chains or 1):
-        of_each = f" of each of {chains} chains" if chains and chains > 1 else " of a chain"
+    if member_epochs < first_epochs * (num_chains or 1):
+        of_each = f" of each of {num_chains} chains" if num_chains and num_chains > 1 else " of a chain"
         raise InputError(
             f"A budget of {member_epochs:g} member-epochs is shorter than the first training{of_each}, "
             f"first_epochs={first_epochs}: raise the budget or lower first_epochs."
         )
-    chains = chains or max(1, math.isqrt(int(member_epochs // first_epochs)))
+    chains = num_chains or max(1, math.isqrt(int(member_epochs // first_epochs)))
     return chains, int((member_epochs / chains - first_epochs) // short_epochs)
 
 
@@ -64,7 +64,7 @@ class SequentialAnchored(Method):
     """Algorithm 2: a long training at the first anchor, then short ones while the anchor walks the prior.
 
     θ_i = argmin −Σ_n log p(y_n | x_n, θ) + Σ_j (θ_j − a_ij)²/(2 s²), begun at θ_(i−1); every θ_i is a member.
-    chains: run side by side, each from its own start; None means one, or as many as suit a budget.
+    num_chains: run side by side, each from its own start; None means one, or as many as suit a budget.
     prior_std: s, one number, numbers by pattern of the weights' names, or ``priors.FanIn``. walk: how the
     anchor moves, one of ``samplers``. first_epochs: of the long training; None means 100, or half of a
     chain's epochs where they are fewer than 200; epochs that do not fill a short training are added to it.
@@ -80,7 +80,7 @@ class SequentialAnchored(Method):
     kept: ClassVar[str] = "for each training of a chain"
     cost: ClassVar[str] = "chains member-epochs an epoch; predicts with a pass for every training"
 
-    chains: int | None = None
+    num_chains: int | None = None
     prior_std: PriorStd = 0.3
     walk: Walk = GuidedWalk()
     first_epochs: int | None = None
@@ -93,8 +93,8 @@ class SequentialAnchored(Method):
     keep: Keep = "last"
 
     def __post_init__(self) -> None:
-        if self.chains is not None:
-            require_whole("chains", self.chains)
+        if self.num_chains is not None:
+            require_whole("num_chains", self.num_chains)
         require_whole("short_epochs", self.short_epochs)
         if self.first_epochs is not None:
             require_whole("first_epochs", self.first_epochs)
@@ -112,8 +112,8 @@ class SequentialAnchored(Method):
             )
 
     @property
-    def num_chains(self) -> int:
-        return self.chains or 1
+    def total_chains(self) -> int:
+        return self.num_chains or 1
 
     @property
     def _short_optimizer(self) -> Optimizer:
@@ -186,10 +186,10 @@ class SequentialAnchored(Method):
         return {"walk_steps": steps, "traversal_steps": round(self.walk.traversal, 1)}
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
-        each = member_epochs / (self.chains or 1)
+        each = member_epochs / (self.num_chains or 1)
         first = self.first_epochs or min(FIRST_EPOCHS, max(1, int(each) // 2))
-        chains, num_short = split_budget(member_epochs, first, self.short_epochs, self.chains)
-        return replace(self, chains=chains, first_epochs=first), first + num_short * self.short_epochs
+        chains, num_short = split_budget(member_epochs, first, self.short_epochs, self.num_chains)
+        return replace(self, num_chains=chains, first_epochs=first), first + num_short * self.short_epochs
 
     def _warn_of_short_walk(self, num_short: int) -> None:
         if 0 < num_short < self.walk.traversal / 2:

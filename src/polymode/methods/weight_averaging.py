@@ -61,8 +61,8 @@ class _Averaging(Method):
         epochs_before("start", self.start, None)
 
     @property
-    def num_chains(self) -> int:
-        return self.of.num_chains
+    def total_chains(self) -> int:
+        return self.of.total_chains
 
     def adapt(self, module: nn.Module) -> nn.Module:
         return self.of.adapt(module)

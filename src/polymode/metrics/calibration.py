@@ -15,14 +15,14 @@ Binning = Literal["width", "mass"]
 
 @dataclass(frozen=True)
 class Bins:
-    """How calibration is judged: bins of equal width; those of ``minimum`` points or fewer do not count."""
+    """How calibration is judged: bins of equal width; those of ``min_count`` points or fewer do not count."""
 
     number: int = 15
-    minimum: int = 0
+    min_count: int = 0
 
     def __post_init__(self) -> None:
         require_whole("The number of bins", self.number)
-        require_whole("minimum of Bins", self.minimum, least=0)
+        require_whole("min_count of Bins", self.min_count, least=0)
 
 
 BINS = Bins()

@@ -11,7 +11,7 @@ from polymode.likelihoods.predictive import CategoricalPredictive
 from polymode.metrics.ranks import ranks_of
 
 Score = Literal["max_probability", "entropy", "mutual_information"]
-SCORES: tuple[Score, ...] = ("max_probability", "entropy", "mutual_information")
+OOD_SCORES: tuple[Score, ...] = ("max_probability", "entropy", "mutual_information")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def uncertainty(predictive: CategoricalPredictive, score: Score) -> Tensor:
         return predictive.entropy
     if score == "mutual_information":
         return predictive.mutual_information
-    raise unknown_name("uncertainty score", score, SCORES)
+    raise unknown_name("uncertainty score", score, OOD_SCORES)
 
 
 def ood_scores(ordinary: Tensor, foreign: Tensor) -> OodScores:

@@ -11,7 +11,7 @@ from polymode.networks.surgery import NORMALISATIONS
 # Layers that are a table of numbers and a formula, whose weights can be exchanged one by one.
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding)
 SELECTABLE = (*WEIGHTED, *NORMALISATIONS)
-KINDS = {
+LAYER_KINDS = {
     "norm": "every normalisation layer",
     "input": "the first layer with weights, as the module lists them",
     "output": "the last one",
@@ -40,8 +40,8 @@ def check_where(where: Where) -> tuple[str, ...]:
     entries = (where,) if isinstance(where, str) else tuple(where)
     if not entries or not all(isinstance(entry, str) and entry for entry in entries):
         raise InputError(
-            f"where={where!r}: name layers by kind ({', '.join(KINDS)}), by type such as 'Linear', or by a "
-            "pattern of their names such as 'head.*'."
+            f"where={where!r}: name layers by kind ({', '.join(LAYER_KINDS)}), by type such as 'Linear', or "
+            "by a pattern of their names such as 'head.*'."
         )
     return entries
 
@@ -94,7 +94,9 @@ def _matches_nothing(module: nn.Module, candidates: dict[str, nn.Module], entry:
                 f"Embedding with weights can be; here {_listed(candidates)}."
             )
     types = {type(layer).__name__ for layer in candidates.values()}
-    error = unknown_name("layer, type or pattern in where", entry, candidates.keys() | types | KINDS.keys())
+    error = unknown_name(
+        "layer, type or pattern in where", entry, candidates.keys() | types | LAYER_KINDS.keys()
+    )
     assert isinstance(error, UnknownName)
     return error
 

@@ -58,7 +58,7 @@ def patch(
     *,
     rate: float = 0.1,
     probabilities: Sequence[float] | None = None,
-    start: Literal["initialiser", "weights"] = "initialiser",
+    components_from: Literal["initialiser", "weights"] = "initialiser",
     spread: float = 0.1,
     statistics: Literal["shared", "component"] = "shared",
 ) -> nn.Module:
@@ -68,14 +68,15 @@ def patch(
     scheme: "ecmp" draws for every scalar, "emp" for every layer, "explicit" for the whole module; "dropout"
         drops inputs of the layers (a mask for each call, not for each example) and "dropconnect" weights,
         both with probability ``rate``.
-    start: "initialiser" draws the components of Linear, Conv and Embedding layers independently, with
-        ``reset_parameters``; "weights" keeps the module's weights in component 0, the others begin near them.
+    components_from: "initialiser" draws the components of Linear, Conv and Embedding layers independently,
+        with ``reset_parameters``; "weights" keeps the module's weights in component 0, the others begin near
+        them.
     spread: size of the noise that components begin with, where they begin near each other.
     statistics: running statistics of BatchNorm, "shared" or of each "component" (schemes "emp", "explicit").
     """
     family = family_of(scheme, num_components, rate, probabilities)
-    if start not in ("initialiser", "weights"):
-        raise unknown_name("start", start, ("initialiser", "weights"))
+    if components_from not in ("initialiser", "weights"):
+        raise unknown_name("components_from", components_from, ("initialiser", "weights"))
     if statistics not in ("shared", "component"):
         raise unknown_name("statistics", statistics, ("shared", "component"))
     if statistics == "component" and family.assignment not in ("layer", "network"):
@@ -90,9 +91,9 @@ def patch(
     whole = mixture_over(patched, where, family, trainable_names(patched))
     _check_ties(patched, whole)
     starts = [tensors_of(patched)]
-    if start == "initialiser" and not family.drop:
+    if components_from == "initialiser" and not family.drop:
         starts += [_redrawn(patched, whole) for _ in range(family.num_components - 1)]
-    keep = start == "weights" or bool(family.drop)
+    keep = components_from == "weights" or bool(family.drop)
     components = initial_components(whole, patched, starts, None, keep=keep, spread=spread)
     for layer, names in whole.layers.items():
         part = patched.get_submodule(layer)
@@ -129,8 +130,8 @@ def _redrawn(module: nn.Module, mixture: Mixture) -> Tensors:
             fresh = reinitialised(part, draw_seed(torch.default_generator))
         except InputError as error:
             raise InputError(
-                f"The layer {layer!r} holds trained or custom values: say start='weights' to keep them in "
-                f"component 0. ({error})"
+                f"The layer {layer!r} holds trained or custom values: say components_from='weights' to keep "
+                f"them in component 0. ({error})"
             ) from error
         for name in names:
             drawn[name] = fresh.get_parameter(name.rpartition(".")[2]).detach()

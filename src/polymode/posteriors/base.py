@@ -47,7 +47,7 @@ class Posterior(ABC):
 
     @abstractmethod
     def draw(
-        self, num_members: int | None = None, generator: torch.Generator | None = None
+        self, num_draws: int | None = None, generator: torch.Generator | None = None
     ) -> Iterator[Members]:
         """Yield members in blocks of bounded memory; None means all that a finite posterior holds.
 
@@ -92,13 +92,13 @@ class Posterior(ABC):
             if name.split("/", 1)[-1] in weights
         )
 
-    def check_num_members(self, num_members: int | None) -> None:
-        if num_members is not None:
-            require_whole("num_members", num_members)
+    def check_num_draws(self, num_draws: int | None) -> None:
+        if num_draws is not None:
+            require_whole("num_draws", num_draws)
         available = self.num_members
-        if available is not None and num_members is not None and num_members > available:
+        if available is not None and num_draws is not None and num_draws > available:
             raise InputError(
-                f"num_members={num_members} asked for, this posterior holds {available}. "
+                f"num_draws={num_draws} asked for, this posterior holds {available}. "
                 "Ask for fewer, or None for all."
             )
 
@@ -116,7 +116,7 @@ class Posterior(ABC):
     def outputs(
         self,
         inputs: Tree,
-        num_members: int | None = None,
+        num_draws: int | None = None,
         generator: torch.Generator | None = None,
         *,
         batch_size: int = 1024,
@@ -131,7 +131,7 @@ class Posterior(ABC):
         num_points = length(inputs)
         require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
         with torch.no_grad():
-            for block in self.draw(num_members, generator):
+            for block in self.draw(num_draws, generator):
                 for part in self._at_once(block.to(self.network.device), inputs, batch_size):
                     for start in range(0, num_points, batch_size):
                         rows = slice(start, min(start + batch_size, num_points))
@@ -171,7 +171,7 @@ class Posterior(ABC):
     def predict(
         self,
         inputs: Tree,
-        num_members: int | None = None,
+        num_draws: int | None = None,
         generator: torch.Generator | None = None,
         *,
         quantiles: Sequence[float] = (),
@@ -186,7 +186,7 @@ class Posterior(ABC):
         check_finite(match_precision(self.network.dtype, inputs))  # as the network will see them
         state = None if generator is None else generator.get_state()
         accumulator = self.network.likelihood.accumulator(length(inputs))
-        for rows, outputs, weights in self.outputs(inputs, num_members, generator, batch_size=batch_size):
+        for rows, outputs, weights in self.outputs(inputs, num_draws, generator, batch_size=batch_size):
             accumulator.update(outputs, weights, rows)
         predictive = accumulator.result()
         if not quantiles:
@@ -195,19 +195,19 @@ class Posterior(ABC):
             raise InputError(
                 f"Quantiles need a Gaussian likelihood, this one is {self.network.likelihood.kind!r}."
             )
-        by_level = self._quantiles(inputs, num_members, generator, state, quantiles)
+        by_level = self._quantiles(inputs, num_draws, generator, state, quantiles)
         return replace(predictive, quantiles=by_level)
 
     def _quantiles(
         self,
         inputs: Tree,
-        num_members: int | None,
+        num_draws: int | None,
         generator: torch.Generator | None,
         state: Tensor | None,
         levels: Sequence[float],
     ) -> dict[float, Tensor]:
         chunks = []
-        for _, outputs, weights in self.by_points(inputs, num_members, generator, state):
+        for _, outputs, weights in self.by_points(inputs, num_draws, generator, state):
             chunks.append(quantiles_of(self.network.likelihood, outputs, weights, levels))
         values = torch.cat(chunks, 1).to(next(leaves(outputs)).dtype)  # pyright: ignore
         return dict(zip(levels, values, strict=True))
@@ -215,7 +215,7 @@ class Posterior(ABC):
     def by_points(
         self,
         inputs: Tree,
-        num_members: int | None = None,
+        num_draws: int | None = None,
         generator: torch.Generator | None = None,
         state: Tensor | None = None,
     ) -> Iterator[tuple[slice, Tree, Tensor]]:
@@ -227,8 +227,8 @@ class Posterior(ABC):
         num_points = length(inputs)
         if generator is not None and state is None:
             state = generator.get_state()
-        self.check_num_members(num_members)
-        count = num_members or self.num_members or DRAWS
+        self.check_num_draws(num_draws)
+        count = num_draws or self.num_members or DRAWS
         probe = next(self.outputs(map_tree(lambda x: x[:1], inputs), 1, _copy(generator, state)))[1]
         row_bytes = sum(8 * leaf[0].numel() for leaf in leaves(probe)) * count
         chunk = max(1, min(num_points, BLOCK_BYTES // (8 * row_bytes)))
@@ -237,7 +237,7 @@ class Posterior(ABC):
             part = map_tree(lambda x, rows=rows: x[rows], inputs)
             draws = _copy(generator, state)
             blocks: list[list[tuple[Tree, Tensor]]] = []  # of members; each a list over batches of points
-            for batch, outputs, weights in self.outputs(part, num_members, draws, first_example=start):
+            for batch, outputs, weights in self.outputs(part, num_draws, draws, first_example=start):
                 if batch.start == 0:
                     blocks.append([])
                 blocks[-1].append((outputs, weights))
@@ -249,7 +249,7 @@ class Posterior(ABC):
         self,
         inputs: Tree,
         targets: Tensor,
-        num_members: int | None = None,
+        num_draws: int | None = None,
         generator: torch.Generator | None = None,
         *,
         batch_size: int = 1024,
@@ -263,7 +263,7 @@ class Posterior(ABC):
         require(len(targets) == length(inputs), f"{len(targets)} targets for {length(inputs)} inputs.")
         total: Tensor | None = None
         mass = 0.0
-        for rows, outputs, weights in self.outputs(inputs, num_members, generator, batch_size=batch_size):
+        for rows, outputs, weights in self.outputs(inputs, num_draws, generator, batch_size=batch_size):
             chunk = targets[rows].to(weights.device)
             first = map_tree(lambda t: t[0], outputs)
             likelihood.check_outputs(first, chunk)

@@ -71,15 +71,15 @@ class ComponentMixture(Posterior):
         return self.mixture.family.num_components * len(self.chains)
 
     def draw(
-        self, num_members: int | None = None, generator: torch.Generator | None = None
+        self, num_draws: int | None = None, generator: torch.Generator | None = None
     ) -> Iterator[Members]:
-        self.check_num_members(num_members)
+        self.check_num_draws(num_draws)
         if generator is None:
             generator = derive_generator(0, "draws")
         if self._is_explicit:
-            yield from self._networks(num_members, generator)
+            yield from self._networks(num_draws, generator)
             return
-        count, number = DRAWS if num_members is None else num_members, len(self.chains)
+        count, number = DRAWS if num_draws is None else num_draws, len(self.chains)
         generators = [torch.Generator().manual_seed(draw_seed(generator)) for _ in self.chains]
         for chain, tensors in enumerate(self.chains):
             # Draws are spread over the chains; those of a chain share its weight.
@@ -114,12 +114,12 @@ class ComponentMixture(Posterior):
         log_weights = torch.full((len(seeds),), log_weight, device=device)
         return Members(stacked, shared, log_weights=log_weights, labels=labels)
 
-    def _networks(self, num_members: int | None, generator: torch.Generator) -> Iterator[Members]:
+    def _networks(self, num_draws: int | None, generator: torch.Generator) -> Iterator[Members]:
         """The K networks of each chain, in order; fewer than all are spread evenly."""
         assert self.mixture is not None
         family, total = self.mixture.family, self.num_members
         assert total is not None
-        count = total if num_members is None else num_members
+        count = total if num_draws is None else num_draws
         wanted = [(index * total) // count for index in range(count)]
         for chain, tensors in enumerate(self.chains):
             rows = [w % family.num_components for w in wanted if w // family.num_components == chain]

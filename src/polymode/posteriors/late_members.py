@@ -35,9 +35,9 @@ class LateMembers(Particles):
     barrier: float | None = None
 
     def draw(
-        self, num_members: int | None = None, generator: torch.Generator | None = None
+        self, num_draws: int | None = None, generator: torch.Generator | None = None
     ) -> Iterator[Members]:
-        for members in super().draw(num_members, generator):
+        for members in super().draw(num_draws, generator):
             if self.late.is_plain:
                 yield members
                 continue

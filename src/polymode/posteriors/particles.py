@@ -170,11 +170,11 @@ class Particles(Posterior):
         return f"Particles({self.num_members} × {module}, {self.network.likelihood.kind})"
 
     def draw(
-        self, num_members: int | None = None, generator: torch.Generator | None = None
+        self, num_draws: int | None = None, generator: torch.Generator | None = None
     ) -> Iterator[Members]:
-        self.check_num_members(num_members)
+        self.check_num_draws(num_draws)
         total = self.num_members
-        count = total if num_members is None else num_members
+        count = total if num_draws is None else num_draws
         wanted = [(index * total) // count for index in range(count)]
         gathered: list[Members] = []
         for part in self._parts(wanted):

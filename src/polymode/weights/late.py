@@ -21,7 +21,7 @@ from polymode.networks.surgery import NORMALISATIONS, batch_norms
 # Names with a slash, which no module has: factors of a matrix, templates of a bank, a kernel's embedding.
 LEFT, RIGHT, TEMPLATES, EMBEDDING = "left/", "right/", "templates/", "embedding/"
 NOTHING = "nothing/"  # what members own who own nothing else
-MODELS = {
+LATE_MODELS = {
     "batch_norm": "scale and shift of every BatchNorm layer",
     "rank_one": "factors u, v of matrices θ ∘ u vᵀ",
     "hypernetwork": "embeddings of convolution kernels, templates · embedding",
@@ -248,9 +248,10 @@ def late_weights(
 ) -> LateWeights:
     """Read the options of a method for one network.
 
-    weights: names of ``MODELS``, kinds, types or patterns of layers; None takes BatchNorm layers, or where
-    there are none, rank-one factors. matrices: patterns of the weights that get factors; None takes those of
-    all layers but embeddings and the head. banks: of a hypernetwork; None makes one for each shape of kernel.
+    weights: names of ``LATE_MODELS``, kinds, types or patterns of layers; None takes BatchNorm layers, or
+    where there are none, rank-one factors. matrices: patterns of the weights that get factors; None takes
+    those of all layers but embeddings and the head. banks: of a hypernetwork; None makes one for each shape
+    of kernel.
     """
     norms = _batch_norms(module, trainable)
     own: set[str] = set()
@@ -264,7 +265,7 @@ def late_weights(
         require(bool(weights) or head, _has_no("BatchNorm and no matrices", "rank_one", module))
     entries = (weights,) if isinstance(weights, str) else tuple(weights)
     _check_known(entries, matrices, banks)
-    layers = [entry for entry in entries if entry not in MODELS]
+    layers = [entry for entry in entries if entry not in LATE_MODELS]
     if "batch_norm" in entries:
         require(bool(norms), _has_no("BatchNorm layers with a trained scale and shift", "batch_norm", module))
         own |= norms
@@ -299,7 +300,7 @@ def _has_no(what: str, entry: str, module: nn.Module) -> str:
     for layer in selectable_layers(module).values():
         kinds[type(layer).__name__] = kinds.get(type(layer).__name__, 0) + 1
     listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())) or "no layers with weights"
-    known = "; ".join(f"{name!r}: {meaning}" for name, meaning in MODELS.items())
+    known = "; ".join(f"{name!r}: {meaning}" for name, meaning in LATE_MODELS.items())
     return (
         f"weights={entry!r}: this {type(module).__name__} has no {what}. It has {listed}. Choose among "
         f"{known}; or name layers by type or pattern."

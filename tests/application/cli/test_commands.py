@@ -31,7 +31,7 @@ GAP = ["--data", "gap_regression", "--set", "model.hidden=[4]", "--likelihood", 
 
 def test_a_reference_is_made_judged_and_compared_with(tmp_path):
     """Classes: what HMC predicts, the verdict about it, and the distance of methods to it."""
-    wide = ["--set", "hmc.prior_std=1.0", "--set", "hmc.samples=40"]
+    wide = ["--set", "hmc.prior_std=1.0", "--set", "hmc.num_samples=40"]
     made = polymode(
         "reference", *MOONS, *wide, "--passes", 1500, "--run", "hmc", "--out", "r.npz", cwd=tmp_path
     )
@@ -55,7 +55,7 @@ def test_a_reference_is_made_judged_and_compared_with(tmp_path):
     np.testing.assert_allclose(first, second, atol=1e-6)
 
     options = [*MOONS, "--budget", 20, "--seeds", 2, "--run", "out"]
-    methods = ["--methods", "single,hmc", "--set", "all.prior_std=1.0", "--set", "hmc.samples=20"]
+    methods = ["--methods", "single,hmc", "--set", "all.prior_std=1.0", "--set", "hmc.num_samples=20"]
     plain = polymode("compare", *options, *methods, cwd=tmp_path)
     assert "TV" not in plain.stdout
     assert "halves" not in plain.stdout + (tmp_path / "out/report.html").read_text()
@@ -321,7 +321,7 @@ def test_the_users_own_model_and_data(tmp_path):
         judged = polymode("evaluate", "out", "--json", *trusted, cwd=tmp_path).stdout
         assert json.loads(judged)["posteriors"][0] == stored
     binned = polymode(
-        "evaluate", "out", "--trust", "--bins", 4, "--bin-minimum", 5, "--json", cwd=tmp_path
+        "evaluate", "out", "--trust", "--bins", 4, "--bin-min-count", 5, "--json", cwd=tmp_path
     ).stdout
     predictions = load_file(tmp_path / "out/predictions-0.safetensors")
     expected = pm.metrics.ece(predictions["mean"], predictions["targets"], 4, min_count=5)

@@ -45,7 +45,7 @@ def polymode(tmp_path, monkeypatch, capsys):
         (["compare", "--reference", "none.npz"], 1, "There is no reference none.npz"),
         (["compare", "--processes", "0"], 2, "--processes must be at least 1"),
         (["compare", "--bins", "0"], 2, "--bins must be at least 1, got 0"),
-        (["evaluate", "nowhere", "--bin-minimum", "-1"], 2, "--bin-minimum must be at least 0, got -1"),
+        (["evaluate", "nowhere", "--bin-min-count", "-1"], 2, "--bin-min-count must be at least 0, got -1"),
         (["compare", "--set", "anchored.prior_std=0"], 1, "prior_std must be a positive number, got 0"),
         (["compare", "--set", "sequential_anchored.walk.step=-1"], 1, "must be a positive number, got -1"),
         (["compaer"], 2, "Unknown command 'compaer'. Did you mean 'compare'"),

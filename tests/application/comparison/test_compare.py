@@ -171,7 +171,7 @@ def test_scores_are_taken_again_when_the_test_data_or_the_draws_change(tmp_path)
 
 def test_scores_are_taken_again_when_the_bins_change(tmp_path):
     before = run(tmp_path / "c").results[1].replicates
-    after = run(tmp_path / "c", bins=Bins(20, minimum=5)).results[1].replicates
+    after = run(tmp_path / "c", bins=Bins(20, min_count=5)).results[1].replicates
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         stored = load_file(tmp_path / f"c/pair/predictions-{index}.safetensors")
         for name, values in (("ece", pm.metrics.ece), ("mce", pm.metrics.mce)):

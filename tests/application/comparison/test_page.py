@@ -199,7 +199,7 @@ def test_a_trace_is_the_mean_loss_of_every_epoch_with_the_beginnings_of_training
         {
             "together": pm.methods.Anchored(4),
             "in_turn": pm.methods.SequentialAnchored(2, first_epochs=4, walk=walk),
-            "sampled": pm.methods.HMC(chains=2, samples=4),
+            "sampled": pm.methods.HMC(num_chains=2, num_samples=4),
         },
         tmp_path / "c",
         budget=24,

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from polymode.application.datasets import catalogue
-from polymode.application.datasets.catalogue import DATA
+from polymode.application.datasets.catalogue import DATASETS
 from polymode.application.datasets.downloads import Download
 from polymode.application.datasets.loading import (
     check_data,
@@ -37,10 +37,10 @@ def write_mnist(folder, name="MNIST"):
 
 def test_the_catalogue_describes_every_set():
     assert {"digits", "two_moons", "cifar10", "cifar100", "svhn", "imdb", "uci-boston", "uci-yacht"} <= set(
-        DATA
+        DATASETS
     )
-    assert len(DATA) == 23
-    for name, dataset in DATA.items():
+    assert len(DATASETS) == 23
+    for name, dataset in DATASETS.items():
         assert dataset.name == name
         assert dataset.summary
         assert dataset.facts
@@ -49,14 +49,14 @@ def test_the_catalogue_describes_every_set():
 
 
 def test_ready_is_when_all_files_are_there(tmp_path, monkeypatch):
-    assert is_ready(DATA["digits"], tmp_path)
-    assert not is_ready(DATA["mnist"], tmp_path)
+    assert is_ready(DATASETS["digits"], tmp_path)
+    assert not is_ready(DATASETS["mnist"], tmp_path)
     write_mnist(tmp_path)
-    assert is_ready(DATA["mnist"], tmp_path)
+    assert is_ready(DATASETS["mnist"], tmp_path)
     monkeypatch.setenv("POLYMODE_DATA", str(tmp_path))
-    assert is_ready(DATA["mnist"])
+    assert is_ready(DATASETS["mnist"])
     (tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte.gz").unlink()
-    assert not is_ready(DATA["mnist"])
+    assert not is_ready(DATASETS["mnist"])
 
 
 def test_fetching_downloads_unpacks_and_then_does_nothing(tmp_path, monkeypatch):
@@ -64,14 +64,14 @@ def test_fetching_downloads_unpacks_and_then_does_nothing(tmp_path, monkeypatch)
     source.mkdir()
     batch = pickle.dumps({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 1]}, 2)
     with tarfile.open(source / "cifar-10-python.tar.gz", "w:gz") as tar:
-        for name in DATA["cifar10"].files:
+        for name in DATASETS["cifar10"].files:
             path = source / "entry"
             path.write_bytes(pickle.dumps({"label_names": ["a", "b"]}) if name.endswith("meta") else batch)
             tar.add(path, name)
     content = (source / "cifar-10-python.tar.gz").read_bytes()
-    official = DATA["cifar10"]
+    official = DATASETS["cifar10"]
     download = replace(official.downloads[0], checksum=f"md5:{hashlib.md5(content).hexdigest()}")
-    monkeypatch.setitem(DATA, "cifar10", replace(official, downloads=(download,)))
+    monkeypatch.setitem(DATASETS, "cifar10", replace(official, downloads=(download,)))
     monkeypatch.setenv("POLYMODE_MIRROR", source.as_uri())
     seen = []
     files = fetch_data("cifar10", folder, lambda *step: seen.append(step))
@@ -106,7 +106,7 @@ def test_every_kind_of_fact_is_compared(tmp_path, monkeypatch):
     counts = (1, 0, 0, 0, 1, 1, 0, 0, 0, 0)
     mean = float(PIXELS.mean() / 255)
     right = catalogue.Expected(3, 3, 1, counts, counts, (mean,), (5, 0), (5, 0, 4))
-    monkeypatch.setitem(DATA, "mnist", replace(DATA["mnist"], expected=right))
+    monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], expected=right))
     assert len(check_data("mnist", tmp_path)) == 8
     for wrong in (
         {"num_test": 4},
@@ -118,7 +118,7 @@ def test_every_kind_of_fact_is_compared(tmp_path, monkeypatch):
         {"first_test": (5, 0, 5)},
         {"num_features": 2},
     ):
-        monkeypatch.setitem(DATA, "mnist", replace(DATA["mnist"], expected=replace(right, **wrong)))
+        monkeypatch.setitem(DATASETS, "mnist", replace(DATASETS["mnist"], expected=replace(right, **wrong)))
         with pytest.raises(InputError, match=r"differs from the official one"):
             check_data("mnist", tmp_path)
 
@@ -226,6 +226,6 @@ def test_foreign_image_files_and_tables_are_read_as_the_task(tmp_path):
 
 
 def test_downloads_of_the_catalogue_are_in_different_places():
-    downloads = {download for dataset in DATA.values() for download in dataset.downloads}
+    downloads = {download for dataset in DATASETS.values() for download in dataset.downloads}
     assert all(isinstance(download, Download) for download in downloads)
     assert len({download.file for download in downloads}) == len(downloads)

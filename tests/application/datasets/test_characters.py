@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from polymode.application.datasets.catalogue import DATA, Expected
+from polymode.application.datasets.catalogue import DATASETS, Expected
 from polymode.application.datasets.characters import enwik8, read_text, text
 from polymode.application.datasets.loading import (
     check_data,
@@ -107,7 +107,7 @@ def test_enwik8_is_fetched_and_checked(tmp_path, monkeypatch):
     source = write_enwik8(tmp_path / "source", content_of(40_000))
     handler = partial(SimpleHTTPRequestHandler, directory=str(source))
     monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *args: None)
-    official = DATA["enwik8"]
+    official = DATASETS["enwik8"]
     digest = hashlib.sha256((source / "enwik8.zip").read_bytes()).hexdigest()
     small = replace(
         official,
@@ -121,7 +121,7 @@ def test_enwik8_is_fetched_and_checked(tmp_path, monkeypatch):
         monkeypatch.setenv("POLYMODE_MIRROR", f"http://127.0.0.1:{server.server_port}")
         with pytest.raises(InputError, match=r"has the checksum .*, expected was sha256:547994d9"):
             fetch_data("enwik8", folder)
-        monkeypatch.setitem(DATA, "enwik8", small)
+        monkeypatch.setitem(DATASETS, "enwik8", small)
         assert not is_ready(small, folder)
         assert fetch_data("enwik8", folder) == [folder / "enwik8.zip"]
         server.shutdown()
@@ -130,7 +130,7 @@ def test_enwik8_is_fetched_and_checked(tmp_path, monkeypatch):
     assert lines[:2] == ["training examples: 378", "test examples: 19"]
     assert lines[-1] == "start of the first training text: <mediawiki xmlns="
     wrong = replace(small, expected=Expected(378, 19, text="<html"))
-    monkeypatch.setitem(DATA, "enwik8", wrong)
+    monkeypatch.setitem(DATASETS, "enwik8", wrong)
     with pytest.raises(InputError, match=r"differs .*first training text <medi, expected was <html"):
         check_data("enwik8", folder)
 

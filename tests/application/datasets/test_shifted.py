@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from polymode.application.datasets.catalogue import DATA
+from polymode.application.datasets.catalogue import DATASETS
 from polymode.application.datasets.cifar10_shifted import SHIFTS, cifar10_shifted
 from polymode.application.datasets.corruptions.making import CORRUPTIONS
 from polymode.application.datasets.images import cifar10
@@ -48,7 +48,7 @@ def colours_of(task):
 
 
 def test_the_blocks_are_clean_then_four_corruptions(folder):
-    assert is_ready(DATA["cifar10_shifted"], folder)
+    assert is_ready(DATASETS["cifar10_shifted"], folder)
     task = load_task("cifar10_shifted", {"normalise": "hmc"}, folder)
     split, plain = task.splits[0], cifar10(folder, normalise="hmc").splits[0]
     assert torch.equal(split.train.inputs, plain.train.inputs)

@@ -16,7 +16,7 @@ from polymode.application.cli.jobs import (
 )
 from polymode.application.cli.options import UsageError, command_line, config_of, option
 from polymode.application.cli.output import console, price_table, print_json, reporter_of, say, scores_table
-from polymode.application.comparison import MANIFEST, compare, noise_floor_text
+from polymode.application.comparison import COMPARISON_FILE, compare, noise_floor_text
 from polymode.application.report import write_page
 from polymode.methods import COMPARED
 from polymode.storage import entry, read_document
@@ -56,7 +56,7 @@ class CompareOptions(JobOptions):
 
 def _earlier_methods(folder: Path) -> dict[str, str]:
     """Methods that a comparison in the folder has already: those that are asked for now join them."""
-    path = folder / MANIFEST
+    path = folder / COMPARISON_FILE
     if not path.exists():
         return {}
     options = entry(read_document(path, "comparison"), "options", dict, path)
@@ -93,7 +93,7 @@ def run(options: CompareOptions) -> None:
             budget=budget,
             seeds=options.all_seeds,
             **how_to_run(options),
-            num_draws=options.draws,
+            num_draws=options.num_draws,
             bins=options.calibration,
             reference=reference,
             options=identity,

@@ -15,7 +15,7 @@ from torch import Tensor
 from polymode.application.cli.options import UsageError
 from polymode.application.cli.runs import StoredRun
 from polymode.application.comparison import Robustness, Summary, judge_corrupted
-from polymode.application.comparison.robustness import SCORES
+from polymode.application.comparison.robustness import CORRUPTION_SCORES
 from polymode.application.datasets.corruptions.making import ALL_CORRUPTIONS, CORRUPTIONS, find_frost
 from polymode.application.datasets.corruptions.reading import (
     Blocks,
@@ -207,14 +207,19 @@ def corruption_table(title: str, judged: JudgedRun) -> Table:
     found = judged.found
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("corruption", no_wrap=True)
-    for key in SCORES:
+    for key in CORRUPTION_SCORES:
         table.add_column(TITLES[key], justify="right")
     severities = list(next(iter(found[0].corrupted.values())))
     for severity in severities:
         table.add_column(f"accuracy at {severity}", justify="right", overflow="fold")
-    table.add_row("none", *(Summary.of([each.clean[key] for each in found]).text(4) for key in SCORES))
+    table.add_row(
+        "none", *(Summary.of([each.clean[key] for each in found]).text(4) for key in CORRUPTION_SCORES)
+    )
     for name in found[0].corrupted:
-        means = [Summary.of([float(np.mean(each.values(key)[name])) for each in found]) for key in SCORES]
+        means = [
+            Summary.of([float(np.mean(each.values(key)[name])) for each in found])
+            for key in CORRUPTION_SCORES
+        ]
         levels = [
             Summary.of([each.corrupted[name][severity]["accuracy"] for each in found])
             for severity in severities

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from polymode.application.cli.options import ScreenOptions, UsageError, option
 from polymode.application.cli.output import console, print_json, say
-from polymode.application.datasets.catalogue import DATA
+from polymode.application.datasets.catalogue import DATASETS
 from polymode.application.datasets.downloads import data_folder
 from polymode.application.datasets.loading import check_data, fetch_data, is_ready
 from polymode.errors import unknown_name
@@ -33,8 +33,8 @@ def run(options: DataOptions) -> None:
     if options.action not in ("list", "fetch", "check"):
         raise unknown_name("action of polymode data", options.action, ("list", "fetch", "check"))
     for name in options.names:
-        if name not in DATA:
-            raise unknown_name("data set", name, DATA)
+        if name not in DATASETS:
+            raise unknown_name("data set", name, DATASETS)
     if options.action == "list":
         _list(options)
         return
@@ -57,7 +57,7 @@ def _list(options: DataOptions) -> None:
             dataset.summary,
             "built in" if not dataset.files else "here" if is_ready(dataset) else "to fetch",
         )
-        for name, dataset in DATA.items()
+        for name, dataset in DATASETS.items()
     ]
     if options.json:
         content = [dict(zip(("name", "summary", "state"), row, strict=True)) for row in rows]

@@ -84,7 +84,9 @@ def _run_on_test_data(options: EvaluateOptions, stored: StoredRun) -> None:
         split = stored.split(options.data, index)
         num_examples += split.test.num_examples
         posterior = stored.posterior(index)
-        judged = judge(posterior, split, ood, reference, num_draws=options.draws, bins=options.calibration)
+        judged = judge(
+            posterior, split, ood, reference, num_draws=options.num_draws, bins=options.calibration
+        )
         found.append(judged.scores)
     reporter.close()
     if options.out:
@@ -114,7 +116,9 @@ def _run_on_corruptions(options: EvaluateOptions, stored: StoredRun) -> None:
         given = [options.data]
         baseline = StoredRun.open(options.baseline, options.model, given, trust=options.trust, baseline=True)
     reporter = reporter_of(options)
-    judged = judge_run(stored, options.data, images, baseline, options.draws, options.calibration, reporter)
+    judged = judge_run(
+        stored, options.data, images, baseline, options.num_draws, options.calibration, reporter
+    )
     reporter.close()
     documents = judged.documents()
     if options.out:

@@ -70,22 +70,22 @@ class ComputingOptions(ScreenOptions):
 class JudgingOptions(ComputingOptions):
     """How posteriors are judged, wherever they are."""
 
-    draws: int = option(100, "networks to draw from a posterior that can draw any number")
+    num_draws: int = option(100, "networks to draw from a posterior that can draw any number")
     bins: int = option(
         15, "bins of confidence that calibration errors (ECE, MCE) are made of", place="screen"
     )
-    bin_minimum: int = option(0, "ignore bins with this many examples or fewer", place="screen")
+    bin_min_count: int = option(0, "ignore bins with this many examples or fewer", place="screen")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, least in (("draws", 1), ("bins", 1), ("bin_minimum", 0)):
+        for name, least in (("num_draws", 1), ("bins", 1), ("bin_min_count", 0)):
             value = getattr(self, name)
             if value < least:
                 raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, got {value}.")
 
     @property
     def calibration(self) -> Bins:
-        return Bins(self.bins, self.bin_minimum)
+        return Bins(self.bins, self.bin_min_count)
 
 
 AnyOptions = TypeVar("AnyOptions", bound=ScreenOptions)

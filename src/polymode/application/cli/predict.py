@@ -48,14 +48,14 @@ class PredictOptions(ComputingOptions):
     trust: bool = option(
         False, "import whatever code the run's folder names: only for folders you trust", place="screen"
     )
-    draws: int = option(100, "networks to draw from a posterior that can draw any number")
+    num_draws: int = option(100, "networks to draw from a posterior that can draw any number")
     seed: int = option(0, "seed of these draws")
 
 
 def run(options: PredictOptions) -> None:
     """Predict and write one row an example."""
     if not options.run or not options.data:
-        raise UsageError("Name the folder of a run and the examples: polymode predict RUN DATA.")
+        raise UsageError("Name the folder of a run and the examples: polymode predict RUN DATASETS.")
     kind = Path(options.out).suffix
     if options.out and kind not in (".csv", ".npz"):
         raise UsageError(f"--out {options.out!r} must end in .csv or .npz.")
@@ -66,7 +66,7 @@ def run(options: PredictOptions) -> None:
     with with_threads(options.threads or stored.threads):
         predictive = posterior.predict(
             inputs,
-            options.draws if posterior.num_members is None else None,
+            options.num_draws if posterior.num_members is None else None,
             seeded(options.seed),
             quantiles=_levels(options.quantiles) if is_regression else (),
         )

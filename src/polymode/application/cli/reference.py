@@ -13,7 +13,13 @@ from polymode.application.cli.output import console, print_json, reporter_of, sa
 from polymode.application.comparison import Replicate, distances_text, fit_replicates, noise_floor_text
 from polymode.data import Data
 from polymode.errors import InputError
-from polymode.judging.diagnostics import LEAST_SAMPLES, Verdict, import_arviz, noise_floor, verdict
+from polymode.judging.diagnostics import (
+    LEAST_SAMPLES,
+    ReferenceCheck,
+    check_reference,
+    import_arviz,
+    noise_floor,
+)
 from polymode.judging.evaluation import REFERENCE_SEED, arrays_of, predictive_samples
 from polymode.judging.reference import Reference, row_hashes
 from polymode.likelihoods import Categorical, Gaussian, make_likelihood
@@ -48,7 +54,7 @@ class ReferenceOptions(JobOptions):
             raise UsageError("--tensorboard: polymode reference shows its progress here only.")
         if self.seeds != 1:
             raise UsageError(
-                "--seeds: a reference is one sample; its chains are set with --set hmc.chains=4."
+                "--seeds: a reference is one sample; its chains are set with --set hmc.num_chains=4."
             )
         if self.out and Path(self.out).suffix != ".npz":
             raise UsageError(f"--out {self.out!r} must end in .npz.")
@@ -72,15 +78,17 @@ def run(options: ReferenceOptions) -> None:
         )
     method = make_methods({"hmc": "hmc"}, options.set, {})["hmc"]
     assert isinstance(method, HMC)
-    if method.chains < 2 or method.lengths(options.passes)[1] < LEAST_SAMPLES:
+    if method.num_chains < 2 or method.lengths(options.passes)[1] < LEAST_SAMPLES:
         raise UsageError(
             f"A reference needs at least 2 chains with {LEAST_SAMPLES} samples each to be judged by: raise "
-            "hmc.chains, hmc.samples or --passes."
+            "hmc.num_chains, hmc.num_samples or --passes."
         )
     if isinstance(likelihood, Gaussian) and arrays_of(job.task.splits[0].test)[1][0].numel() != 1:
         raise UsageError("A reference of numbers is about one output; these targets have several.")
     import_arviz()  # what judges the chains must be there before they are run
-    identity = config_of(options, without=("ood", "draws", "bins", "bin_minimum")) | {"model": job.model_name}
+    identity = config_of(options, without=("ood", "num_draws", "bins", "bin_min_count")) | {
+        "model": job.model_name
+    }
     folder = run_folder(options.run, "reference", [options.data, job.model_name], identity)
     reporter = reporter_of(options)
     reporter.say(job.described())
@@ -100,7 +108,7 @@ def run(options: ReferenceOptions) -> None:
         )
         reporter.say("judging the chains by what they predict")
         with with_threads(options.threads or recorded_threads(posterior.record)):
-            judged = verdict(posterior, job.task.splits[0].test)
+            judged = check_reference(posterior, job.task.splits[0].test)
             floor = noise_floor(posterior, job.task.splits[0].test)
             reference = _reference(posterior, job, judged, floor, command_line("reference", options))
     finally:
@@ -130,7 +138,7 @@ def run(options: ReferenceOptions) -> None:
 
 
 def _reference(
-    posterior: Posterior, job: Job, judged: Verdict, floor: dict[str, float], command: str
+    posterior: Posterior, job: Job, judged: ReferenceCheck, floor: dict[str, float], command: str
 ) -> Reference:
     test: Data = job.task.splits[0].test
     inputs, _ = arrays_of(test)
@@ -155,7 +163,7 @@ def _reference(
 
 
 def _report(
-    options: ReferenceOptions, posterior: Posterior, judged: Verdict, floor: dict[str, float]
+    options: ReferenceOptions, posterior: Posterior, judged: ReferenceCheck, floor: dict[str, float]
 ) -> None:
     if options.json:
         return

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polymode.application.cli.options import UsageError
-from polymode.application.comparison import TASK
+from polymode.application.comparison import TASK_FILE
 from polymode.application.datasets import characters
 from polymode.application.datasets.folders import read_images
 from polymode.application.datasets.loading import load_inputs_for_ood, load_labelled, load_task
@@ -67,13 +67,13 @@ class StoredRun:
             raise CheckpointError(
                 f"{folder} holds a run that has not ended: repeat the command that began it."
             )
-        if not (path / TASK).exists():
+        if not (path / TASK_FILE).exists():
             raise CheckpointError(
-                f"{folder} has no {TASK}: it was made by fit() in Python, where load_posterior reads it, or "
-                "the file was removed."
+                f"{folder} has no {TASK_FILE}: it was made by fit() in Python, where load_posterior reads "
+                "it, or the file was removed."
             )
         task = read_document(
-            path / TASK, "task", "Repeat the command that trained the run: it writes it again."
+            path / TASK_FILE, "task", "Repeat the command that trained the run: it writes it again."
         )
         stored = cls(path, manifest, task)
         stored._check()
@@ -94,7 +94,7 @@ class StoredRun:
 
     def _check(self) -> None:
         """Raise unless all is there that the commands look for, and of its type."""
-        path, task_path = self.folder / MANIFEST, self.folder / TASK
+        path, task_path = self.folder / MANIFEST, self.folder / TASK_FILE
         entry(self.manifest, "options", dict, path)
         method = entry(entry(self.manifest, "method", dict, path), "name", str, path)
         if not re.fullmatch(r"[\w.+-]+", method):
@@ -153,7 +153,7 @@ class StoredRun:
 
     def preprocessing(self, index: int) -> Preprocessing:
         """How examples are prepared for a posterior."""
-        path, shape = self.folder / TASK, self.network.get("example_shape")
+        path, shape = self.folder / TASK_FILE, self.network.get("example_shape")
         try:
             ready = Preprocessing.from_config(self.task["posteriors"][index])
         except InputError as error:

@@ -90,7 +90,7 @@ def run(options: TrainOptions) -> None:
             replicates,
             folder,
             job.task.ood,
-            options.draws,
+            options.num_draws,
             options.calibration,
             reporter,
             method.name,

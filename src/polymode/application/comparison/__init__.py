@@ -2,8 +2,8 @@
 
 from polymode.application.comparison.columns import Column, columns_for, distances_text, noise_floor_text
 from polymode.application.comparison.compare import (
-    MANIFEST,
-    TASK,
+    COMPARISON_FILE,
+    TASK_FILE,
     Replicate,
     check_reference,
     compare,
@@ -16,8 +16,8 @@ from polymode.application.comparison.robustness import Robustness, judge_corrupt
 from polymode.application.comparison.tables import add_result, replicates_path
 
 __all__ = [
-    "MANIFEST",
-    "TASK",
+    "COMPARISON_FILE",
+    "TASK_FILE",
     "Column",
     "Comparison",
     "Judgement",

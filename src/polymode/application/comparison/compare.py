@@ -38,7 +38,7 @@ from polymode.training.loop.arithmetic import recorded_threads, with_threads
 from polymode.training.loop.fit import usable_device
 from polymode.training.loop.setup import fingerprint, fingerprints
 
-SCORES, MANIFEST, TASK = "scores.json", "comparison.json", "task.json"
+SCORES_FILE, COMPARISON_FILE, TASK_FILE = "scores.json", "comparison.json", "task.json"
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def compare(
             backend=backend,
             threads=threads,
             precision=precision,
-            processes=min(processes, sized.num_chains),
+            processes=min(processes, sized.total_chains),
             title=label,
             options=run_options(sized, epochs),
             reporter=reporter,
@@ -194,7 +194,7 @@ def fit_replicates(
         observer=observer,
     )
     ready = [replicate.data.preprocessing.config() for replicate in replicates]
-    write_document(folder / TASK, "task", {"network": dict(network or {}), "posteriors": ready})
+    write_document(folder / TASK_FILE, "task", {"network": dict(network or {}), "posteriors": ready})
     return posteriors
 
 
@@ -239,13 +239,13 @@ def judge_all(
             }
         )
     content = {"about": about, "replicates": finite(found), "files": files}
-    write_document(folder / SCORES, "scores", content)
+    write_document(folder / SCORES_FILE, "scores", content)
     return content["replicates"]
 
 
 def _saved_scores(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """The scores in the folder of a run, if they are about the same and whole, with their predictions."""
-    path = folder / SCORES
+    path = folder / SCORES_FILE
     if not path.exists():
         return None
     try:
@@ -281,8 +281,10 @@ def _on_device(sources: Sequence[Data], device: torch.device | str | None) -> li
 def _claim(folder: Path, options: Mapping[str, Any]) -> None:
     """Take a folder for this comparison; one that belongs to another is refused."""
     refuse_links(folder)
-    if (folder / MANIFEST).exists():
-        saved = entry(read_document(folder / MANIFEST, "comparison"), "options", dict, folder / MANIFEST)
+    if (folder / COMPARISON_FILE).exists():
+        saved = entry(
+            read_document(folder / COMPARISON_FILE, "comparison"), "options", dict, folder / COMPARISON_FILE
+        )
         # An option that the folder does not know came with a later version: its run tells whether it fits.
         for key in sorted((saved.keys() & options.keys()) - {"methods"}):
             if saved.get(key) != options.get(key):
@@ -293,7 +295,7 @@ def _claim(folder: Path, options: Mapping[str, Any]) -> None:
     elif folder.exists() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty and holds no comparison: choose another folder.")
     content = {"options": dict(options), "versions": versions(), "hardware": hardware()}
-    write_document(folder / MANIFEST, "comparison", content)
+    write_document(folder / COMPARISON_FILE, "comparison", content)
 
 
 def _result(

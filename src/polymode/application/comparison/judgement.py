@@ -59,7 +59,7 @@ def judge(
         split.test,
         ood=ood if isinstance(posterior.network.likelihood, Categorical) else None,
         reference=reference,
-        num_members=count,
+        num_draws=count,
         generator=draws(),
         target_scale=split.preprocessing.target_scale,
         bins=bins,

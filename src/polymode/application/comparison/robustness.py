@@ -19,7 +19,7 @@ from polymode.metrics import corruption_mean, mean_corruption_error, relative_co
 from polymode.metrics.calibration import BINS, Bins
 from polymode.posteriors import Posterior
 
-SCORES = ("accuracy", "nll", "ece")
+CORRUPTION_SCORES = ("accuracy", "nll", "ece")
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def _scores(
     scores = evaluate(
         posterior,
         data,
-        num_members=num_draws if posterior.num_members is None else None,
+        num_draws=num_draws if posterior.num_members is None else None,
         generator=torch.Generator().manual_seed(seed),  # every block is judged by the same networks
         bins=bins,
     )
-    return {key: scores[key] for key in SCORES}
+    return {key: scores[key] for key in CORRUPTION_SCORES}

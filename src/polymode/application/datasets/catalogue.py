@@ -309,4 +309,4 @@ _SETS = (
     ),
 )
 
-DATA: dict[str, DataSet] = {dataset.name: dataset for dataset in _SETS}
+DATASETS: dict[str, DataSet] = {dataset.name: dataset for dataset in _SETS}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polymode.application.datasets import characters, folders, imdb, tables
-from polymode.application.datasets.catalogue import DATA, DataSet, Expected
+from polymode.application.datasets.catalogue import DATASETS, DataSet, Expected
 from polymode.application.datasets.downloads import data_folder, fetch
 from polymode.data.sources import ArrayData, Data
 from polymode.data.task import Preprocessing, Task, as_task
@@ -65,12 +65,12 @@ def check_data(name: str, folder: Path | str | None = None) -> list[str]:
 def load_task(spec: str, options: Mapping[str, Any], folder: Path | str | None = None) -> Task:
     """The task that a specification names, made with the options of its loader.
 
-    spec: a name of ``DATA``; a path to a table (.csv, .tsv, .parquet, .npz), to a text (.txt) or to a folder
-    of images; or "package.module:callable" for a function of your own (found from the current folder too),
-    whose result ``as_task`` reads.
+    spec: a name of ``DATASETS``; a path to a table (.csv, .tsv, .parquet, .npz), to a text (.txt) or to a
+    folder of images; or "package.module:callable" for a function of your own (found from the current folder
+    too), whose result ``as_task`` reads.
     """
-    if spec in DATA:
-        return _load_known(DATA[spec], options, data_folder() if folder is None else Path(folder))
+    if spec in DATASETS:
+        return _load_known(DATASETS[spec], options, data_folder() if folder is None else Path(folder))
     if Path(spec).suffix.lower() in tables.SUFFIXES:
         return call(partial(tables.table, spec), options, f"the table {spec}")
     if Path(spec).suffix.lower() in characters.SUFFIXES:
@@ -79,7 +79,7 @@ def load_task(spec: str, options: Mapping[str, Any], folder: Path | str | None =
         return call(partial(folders.image_folder, spec), options, f"the image folder {spec}")
     if is_import(spec):
         return as_task(call(_function(spec), options, spec), spec)
-    known = str(unknown_name("data set", spec, DATA))
+    known = str(unknown_name("data set", spec, DATASETS))
     raise UnknownName(
         f"{known} A path to a table ({', '.join(tables.SUFFIXES)}), to a text "
         f"({', '.join(characters.SUFFIXES)}) or to an image folder, and package.module:callable for your own "
@@ -94,11 +94,11 @@ def load_inputs_for_ood(spec: str, task: Task, folder: Path | str | None = None)
     """
     ready = task.splits[0].preprocessing
     path = Path(spec)
-    if spec not in DATA and ready.source == "images" and path.is_dir():
+    if spec not in DATASETS and ready.source == "images" and path.is_dir():
         inputs, _ = folders.read_images(path, ready)
-    elif spec not in DATA and ready.source == "table" and path.suffix.lower() in tables.SUFFIXES:
+    elif spec not in DATASETS and ready.source == "table" and path.suffix.lower() in tables.SUFFIXES:
         inputs, _ = tables.read_table(path, ready)
-    elif spec not in DATA and ready.symbols and path.suffix.lower() in characters.SUFFIXES:
+    elif spec not in DATASETS and ready.symbols and path.suffix.lower() in characters.SUFFIXES:
         inputs, _ = characters.read_text(path, ready)
     else:
         inputs = _foreign_inputs(load_task(spec, {}, folder), ready, task)
@@ -114,13 +114,13 @@ def load_labelled(spec: str, ready: Preprocessing, folder: Path | str | None = N
     Of a data set or a function the test data are taken; their own standardisation is undone first.
     """
     path = Path(spec)
-    if spec not in DATA and path.suffix.lower() in tables.SUFFIXES:
+    if spec not in DATASETS and path.suffix.lower() in tables.SUFFIXES:
         inputs, targets = tables.read_table(path, ready, need_target=True)
         assert targets is not None
         return ArrayData(inputs, targets)
-    if spec not in DATA and path.suffix.lower() in characters.SUFFIXES:
+    if spec not in DATASETS and path.suffix.lower() in characters.SUFFIXES:
         return ArrayData(*characters.read_text(path, ready))
-    if spec not in DATA and path.is_dir():
+    if spec not in DATASETS and path.is_dir():
         return folders.labelled_images(path, ready)
     split = load_task(spec, {}, folder).splits[0]
     theirs, examples = split.preprocessing, list(split.test.in_order())
@@ -142,9 +142,9 @@ def load_labelled(spec: str, ready: Preprocessing, folder: Path | str | None = N
 
 
 def _dataset(name: str) -> DataSet:
-    if name not in DATA:
-        raise unknown_name("data set", name, DATA)
-    return DATA[name]
+    if name not in DATASETS:
+        raise unknown_name("data set", name, DATASETS)
+    return DATASETS[name]
 
 
 def _function(spec: str) -> Callable[..., Any]:

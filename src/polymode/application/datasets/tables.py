@@ -28,7 +28,7 @@ from polymode.data.task import Preprocessing, Split, Task, mean_and_scale, stand
 from polymode.errors import InputError, require, unknown_name
 
 SUFFIXES = (*SEPARATORS, ".parquet", ".npz")
-KINDS = ("classification", "regression")
+TASK_KINDS = ("classification", "regression")
 ROW = "row"  # what the numbers of rows are called
 # Integers with more values than this are quantities, not labels, unless the user says otherwise.
 MOST_INTEGER_CLASSES = 20
@@ -55,7 +55,9 @@ def table(
     out. Rows that are wholly empty are skipped.
     """
     path = _existing(path)
-    require(task is None or task in KINDS, f"task={task!r}: allowed are {', '.join(map(repr, KINDS))}.")
+    require(
+        task is None or task in TASK_KINDS, f"task={task!r}: allowed are {', '.join(map(repr, TASK_KINDS))}."
+    )
     require(isinstance(splits, int) and splits >= 1, f"splits must be a whole number from 1, got {splits!r}.")
     if path.suffix.lower() == ".npz":
         inputs, raw, columns, name, own_test = npz_parts(path, target, drop)

@@ -39,7 +39,7 @@ class Problem:
     network: Network
     trainable: frozenset[str]
     exempt: frozenset[str]
-    start: Callable[[int, torch.Generator], Tensors]
+    start: Callable[[int, torch.Generator], Tensors]  # of a chain, by its number
     execution: Execution
     chain: int = 0
     group: int = 0  # the chain's place among all that run side by side
@@ -53,9 +53,13 @@ class Problem:
         """Training observations of this chain's data set."""
         return int(self.execution.num_observations[self.group])
 
+    def initial_weights(self, generator: torch.Generator) -> Tensors:
+        """The weights of one network, drawn as the user's model draws them."""
+        return self.start(self.chain, generator)
+
     def initial_members(self, generator: torch.Generator) -> Members:
         """One network, drawn as the user's model draws it: a group of one member."""
-        weights = self.start(self.chain, generator)
+        weights = self.initial_weights(generator)
         return Members({name: tensor[None].clone() for name, tensor in weights.items()})
 
     def prior_stds(self, prior_std: PriorStd) -> dict[str, float]:
@@ -243,7 +247,7 @@ def build_optimizers(state: State, phase: Phase, cohorts: Sequence[slice], exemp
 class Method(ABC):
     """How a posterior is fitted: hyper-parameters and the algorithm of **one chain**.
 
-    ``fit`` runs ``num_chains`` chains side by side on every data set; the posterior is the mixture
+    ``fit`` runs ``total_chains`` chains side by side on every data set; the posterior is the mixture
     of theirs.
     """
 
@@ -254,7 +258,7 @@ class Method(ABC):
     reference: ClassVar[bool] = False  # a sampler to judge others by: compared only when it is named
 
     @property
-    def num_chains(self) -> int:
+    def total_chains(self) -> int:
         return 1
 
     @property
@@ -276,7 +280,7 @@ class Method(ABC):
 
     def num_parameters(self, module: nn.Module) -> int:
         """Numbers that a posterior over this network keeps."""
-        return self.num_chains * sum(p.numel() for p in module.parameters() if p.requires_grad)
+        return self.total_chains * sum(p.numel() for p in module.parameters() if p.requires_grad)
 
     @abstractmethod
     def init(self, problem: Problem, generator: torch.Generator) -> State:
@@ -300,7 +304,7 @@ class Method(ABC):
 
     def declared_budget(self, problem: Problem, epochs: int) -> float:
         """Member-epochs (gradient passes over the data) that fitting one data set takes."""
-        return self.num_chains * sum(p.epochs * p.cost for p in self.phases(problem, epochs))
+        return self.total_chains * sum(p.epochs * p.cost for p in self.phases(problem, epochs))
 
     def config(self) -> dict[str, Any]:
         """Name and hyper-parameters as JSON values."""

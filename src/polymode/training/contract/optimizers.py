@@ -232,7 +232,7 @@ class MemberOptimizer:
                 gradient = torch.empty_like(parameter).copy_(gradient)
             parameter.grad = gradient
 
-    def spread(self, member: int) -> None:
+    def copy_moments_from(self, member: int) -> None:
         """Give all members of a group the moments and the step count of one of them."""
         place = {
             (u.cohort, u.rows if isinstance(u.rows, int) else u.member): i for i, u in enumerate(self.units)

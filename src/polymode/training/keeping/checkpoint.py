@@ -104,12 +104,12 @@ class SignatureError(CheckpointError):
     """A checkpoint that is whole but belongs to another run or network."""
 
 
-DATA = {"data": "training data", "validation": "validation data"}
+DATA_KEYS = {"data": "training data", "validation": "validation data"}
 
 
 def _check_data(key: str, saved: dict[str, Any], given: dict[str, Any], where: str) -> None:
     """Raise where a data set is another one: the two are told by their sizes, not by their hashes."""
-    there, now, what = saved.get(key, []), given.get(key, []), DATA[key]
+    there, now, what = saved.get(key, []), given.get(key, []), DATA_KEYS[key]
     advice = "Resume with the same data, or choose another run_dir."
     if len(there) != len(now):
         raise SignatureError(
@@ -132,7 +132,7 @@ def _check_data(key: str, saved: dict[str, Any], given: dict[str, Any], where: s
 def check_signature(saved: dict[str, Any], given: dict[str, Any], where: str) -> None:
     """Raise when a file was written by a run of another kind, naming the first difference."""
     for key in sorted((given.keys() | saved.keys()) - {"sizes"}):  # they only explain the data
-        if key in DATA:
+        if key in DATA_KEYS:
             _check_data(key, saved, given, where)
         elif key == "network":
             try:

@@ -25,7 +25,7 @@ from polymode.training.keeping.checkpoint import Checkpoints, check_signature
 from polymode.training.keeping.events import EventLog
 
 MEMBERS = "members"  # folder of the members that are finished before the run is
-PARTS = "processes"  # folder of the parts of a run that is divided among processes
+PARTS_FOLDER = "processes"  # folder of the parts of a run that is divided among processes
 
 
 class RunFolder:
@@ -75,7 +75,7 @@ class RunFolder:
 
     def check_processes(self, processes: int) -> None:
         """Raise where the run was begun with another number of processes: its work would be lost."""
-        parts = len(list((self.path / PARTS).glob("*")))
+        parts = len(list((self.path / PARTS_FOLDER).glob("*")))
         begun = parts or (1 if self.checkpoints.exist else processes)
         if begun != processes:
             raise CheckpointError(

@@ -139,7 +139,7 @@ def fit(
         likelihood=make_likelihood(likelihood),
         epochs=epochs,
         seeds=_seed_list(seed, len(sources)),
-        chains=range(first_chain, first_chain + method.num_chains),
+        chains=range(first_chain, first_chain + method.total_chains),
         device=_device(device, model),
         precision=precision,
         shared_order=shared_order,

@@ -19,7 +19,7 @@ from torch import multiprocessing
 from polymode.errors import InputError, PolymodeError
 from polymode.posteriors import Particles, Posterior, load_posterior, merge
 from polymode.training.keeping.events import epochs_of, read_events
-from polymode.training.keeping.folder import PARTS, RunFolder
+from polymode.training.keeping.folder import PARTS_FOLDER, RunFolder
 from polymode.training.keeping.progress import BAR_SECONDS, Reporter, Silent
 from polymode.training.loop.arithmetic import available_threads
 from polymode.training.loop.backends import AnyBackend
@@ -108,11 +108,11 @@ def run_in_processes(
             return _stored(job, run_folder)
         run_folder.check_processes(processes)
         run_folder.began({"processes": processes}, "begin")
-        at = folder / PARTS
+        at = folder / PARTS_FOLDER
         parts = _run_parts(job, at, processes, backend, threads, reporter, checkpoint_seconds, title)
         _join_events(run_folder, parts)
         run_folder.finish(_joined(job, parts, processes))
-        shutil.rmtree(folder / PARTS)  # all of it is in the posteriors now
+        shutil.rmtree(folder / PARTS_FOLDER)  # all of it is in the posteriors now
         return _stored(job, run_folder)
 
 

@@ -52,7 +52,7 @@ class Job:
 
     def signature(self, network: Network, owned: frozenset[str]) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued."""
-        some = {} if len(self.chains) == self.method.num_chains else {"num_chains": len(self.chains)}
+        some = {} if len(self.chains) == self.method.total_chains else {"total_chains": len(self.chains)}
         return some | {
             "method": describe(self.method),
             "likelihood": self.likelihood.config(),

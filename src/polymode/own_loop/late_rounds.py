@@ -1,7 +1,7 @@
 """Late-phase weights for one's own training loop (von Oswald et al. 2021, Algorithm 1).
 
 The module stays the user's and its parameters stay the same objects; their values are those of one member
-at a time. ``fit(pm.methods.LatePhase(...))`` is the same algorithm with everything around it.
+at a time. ``fit(pm.methods.LateRounds(...))`` is the same algorithm with everything around it.
 """
 
 import copy
@@ -41,7 +41,7 @@ class _RankOne(nn.Module):
         return _MATRIX.realise(weights)["matrix"]
 
 
-class LatePhase:
+class LateRounds:
     """K members of some weights of a module, trained in turns by one's own loop, then averaged.
 
     For each k: φ_k ← U_φ(φ_k, ∇φ_k L(M_k, θ, φ_k)) at once; after K minibatches θ ← U_θ(θ, γ Σ_k ∇θ L).
@@ -76,7 +76,7 @@ class LatePhase:
         if "hypernetwork" in ((weights,) if isinstance(weights, str) else weights or ()):
             raise InputError(
                 "A hypernetwork makes kernels of weights that the module does not have: train it with "
-                "fit(pm.methods.LatePhase(weights='hypernetwork'))."
+                "fit(pm.methods.LateRounds(weights='hypernetwork'))."
             )
         self.module, self.num_members, self.noise, self.base_scale = module, num_members, noise, base_scale
         self.average: Average = average
@@ -118,7 +118,7 @@ class LatePhase:
 
     def split(self) -> None:
         """Make K members of the late weights as they are now: the late phase begins."""
-        require(not self._is_collapsed, "The members were collapsed: begin with a new LatePhase(module).")
+        require(not self._is_collapsed, "The members were collapsed: begin with a new LateRounds(module).")
         require(not self._members, f"split() was called before: there are {self.num_members} members.")
         generator = torch.Generator().manual_seed(self.seed)
         self._members = [self._drawn(generator) for _ in range(self.num_members)]

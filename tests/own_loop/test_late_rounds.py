@@ -1,4 +1,4 @@
-"""``LatePhase`` in a plain PyTorch loop: Algorithm 1 by hand, exact averages, runs that go on."""
+"""``LateRounds`` in a plain PyTorch loop: Algorithm 1 by hand, exact averages, runs that go on."""
 
 import copy
 import io
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import polymode as pm
 from polymode.errors import InputError
-from polymode.own_loop.late_phase import LatePhase
+from polymode.own_loop.late_rounds import LateRounds
 from polymode.seeds import global_seed
 from polymode.weights.late import LEFT, RIGHT
 
@@ -45,7 +45,7 @@ def train_epoch(late, base, members, batches=BATCHES, scaler=None):
 
 
 def trained(epochs=2, scaler=None, module=None, **options):
-    late = LatePhase(module or small_net(), K, **options)
+    late = LateRounds(module or small_net(), K, **options)
     late.split()
     base, members = optimisers(late)
     for _ in range(epochs):
@@ -118,7 +118,7 @@ class ByHand:
 @pytest.mark.parametrize("base_scale", [1.0, 1 / K])
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_algorithm_1(kind, base_scale):
-    late = LatePhase(small_net(), K, weights=kind, noise=0.2, base_scale=base_scale)
+    late = LateRounds(small_net(), K, weights=kind, noise=0.2, base_scale=base_scale)
     late.split()
     by_hand = ByHand(small_net(), late.state_dict()["members"], kind)
     base, members = optimisers(late)
@@ -140,7 +140,7 @@ def test_it_is_algorithm_1(kind, base_scale):
 def test_it_is_the_method_of_fit(kind):
     # All examples are one example, so that the order of the data does not matter.
     data = X[:1].expand(14, 4).clone(), Y[:1].expand(14).clone()
-    method = pm.methods.LatePhase(
+    method = pm.methods.LateRounds(
         K,
         0,
         kind,
@@ -151,7 +151,7 @@ def test_it_is_the_method_of_fit(kind):
     )
     source, options = pm.ArrayData(*data, batch_size=2), {"backend": "loop", "progress": False}
     expected = pm.fit(method, small_net(), source, epochs=3, likelihood="categorical", **options).collapse()
-    late = LatePhase(small_net(), K, weights=kind)
+    late = LateRounds(small_net(), K, weights=kind)
     late.split()
     base = torch.optim.SGD(late.base_parameters(), **BASE)
     members = torch.optim.SGD(late.member_parameters(), lr=0.05, momentum=0.8)
@@ -169,7 +169,7 @@ def test_it_is_the_method_of_fit(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_optimiser_of_all_members_is_one_for_each_and_one_of_the_module_is_one_of_the_base(kind, make):
     def run(base_of, members_of):
-        late = LatePhase(small_net(), K, weights=kind, noise=0.1)
+        late = LateRounds(small_net(), K, weights=kind, noise=0.1)
         base = make(base_of(late))
         late.split()
         members = members_of(late)
@@ -177,7 +177,7 @@ def test_one_optimiser_of_all_members_is_one_for_each_and_one_of_the_module_is_o
             train_epoch(late, base, members)
         return values(late)
 
-    one = run(LatePhase.base_parameters, lambda late: make(late.member_parameters()))
+    one = run(LateRounds.base_parameters, lambda late: make(late.member_parameters()))
     many = run(
         lambda late: late.module.parameters(),
         lambda late: [make(late.member_parameters(k)) for k in range(K)],
@@ -190,7 +190,7 @@ def test_noise_is_relative_to_the_size_of_each_tensor():
     with torch.no_grad():
         module[1].weight.fill_(7.0)
     before = {n: t.clone() for n, t in module.state_dict().items()}
-    late = LatePhase(module, 20, noise=0.3, seed=1)
+    late = LateRounds(module, 20, noise=0.3, seed=1)
     late.split()
     members = late.state_dict()["members"]
     for name in ("1.weight", "2.weight", "2.bias"):
@@ -200,7 +200,7 @@ def test_noise_is_relative_to_the_size_of_each_tensor():
         assert abs(size / 0.3 - 1) < 5 * (0.5 / drawn.numel()) ** 0.5
     for name in ("1.bias", "1.running_mean", "1.running_var"):  # zeros, and statistics
         assert all(torch.equal(own[name], before[name]) for own in members)
-    again = LatePhase(copy.deepcopy(module), 20, noise=0.0)
+    again = LateRounds(copy.deepcopy(module), 20, noise=0.0)
     again.split()
     for name, tensor in again.state_dict()["members"][5].items():
         assert torch.equal(tensor, module.state_dict()[name])
@@ -208,7 +208,7 @@ def test_noise_is_relative_to_the_size_of_each_tensor():
 
 def test_a_scaled_loss_changes_nothing():
     def run(scaler):
-        late = LatePhase(small_net(), K, noise=0.1)
+        late = LateRounds(small_net(), K, noise=0.1)
         late.split()
         base = torch.optim.SGD(late.base_parameters(), **BASE)
         members = [torch.optim.SGD(late.member_parameters(k), **LATE) for k in range(K)]
@@ -302,7 +302,7 @@ def batch_norm(kind):
 @pytest.mark.parametrize("kind", ["affine", "not affine", "frozen scale"])
 def test_batch_norm_collapses_to_the_mean_of_its_outputs(kind):
     layer = batch_norm(kind)
-    late = LatePhase(
+    late = LateRounds(
         nn.Sequential(layer, nn.Linear(4, 2).double()), 5, weights=() if kind == "not affine" else None
     )
     late.split()
@@ -350,7 +350,7 @@ def test_the_ensemble_as_a_posterior(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_members_follow_the_module_and_inference_leaves_them_trainable(kind):
-    late = LatePhase(small_net().float(), K, weights=kind, noise=0.1)
+    late = LateRounds(small_net().float(), K, weights=kind, noise=0.1)
     late.split()
     late.module.to(torch.bfloat16)
     with torch.inference_mode():
@@ -369,7 +369,7 @@ def test_members_follow_the_module_and_inference_leaves_them_trainable(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_goes_on_from_the_middle_of_a_round(kind):
     def begun():
-        late = LatePhase(small_net(), K, weights=kind, noise=0.1)
+        late = LateRounds(small_net(), K, weights=kind, noise=0.1)
         late.split()
         return late, *optimisers(late)
 
@@ -387,7 +387,7 @@ def test_a_run_goes_on_from_the_middle_of_a_round(kind):
     torch.save([late.module.state_dict(), *(part.state_dict() for part in (late, base, members))], file)
     batches(late, base, members, BATCHES[5:])
     for fresh in (True, False):  # before split(), or where there are members
-        other = LatePhase(small_net(), K, weights=kind) if fresh else begun()[0]
+        other = LateRounds(small_net(), K, weights=kind) if fresh else begun()[0]
         file.seek(0)
         of_module, *states = torch.load(file)
         other.module.load_state_dict(of_module)
@@ -409,27 +409,27 @@ def test_a_run_goes_on_from_the_middle_of_a_round(kind):
         ({"noise": -1.0}, "noise must be"),
         ({"base_scale": float("nan")}, "base_scale must be"),
         ({"average": "outputs"}, "Unknown average"),
-        ({"weights": "hypernetwork"}, r"fit\(pm.methods.LatePhase\(weights='hypernetwork'\)\)"),
+        ({"weights": "hypernetwork"}, r"fit\(pm.methods.LateRounds\(weights='hypernetwork'\)\)"),
         ({"weights": (), "head": False}, "No weights are late"),
         ({"weights": "nowhere"}, "nowhere"),
     ],
 )
 def test_options_that_make_no_sense(options, message):
     with pytest.raises(InputError, match=message):
-        LatePhase(small_net(), **options)
+        LateRounds(small_net(), **options)
 
 
 def test_layers_with_parametrisations_of_their_own():
     module = small_net()
     nn.utils.parametrizations.weight_norm(module[0])
     with pytest.raises(InputError, match="parametrisations of their own"):
-        LatePhase(module, weights="rank_one")
+        LateRounds(module, weights="rank_one")
     with pytest.raises(InputError, match="parametrisations of their own"):
-        LatePhase(LatePhase(small_net(), weights="rank_one").module, weights="rank_one")
+        LateRounds(LateRounds(small_net(), weights="rank_one").module, weights="rank_one")
 
 
 def test_calls_in_the_wrong_order():
-    late = LatePhase(small_net(), K)
+    late = LateRounds(small_net(), K)
     base = torch.optim.SGD(late.base_parameters())
     unsplit = late.state_dict()
     late.load_state_dict(unsplit)

@@ -17,7 +17,7 @@ TOLERANCE = 1e-6
 MOST_STEPS = 10_000
 
 
-def stacked_weights(log_densities: Tensor) -> Tensor:
+def held_out_weights(log_densities: Tensor) -> Tensor:
     """Weights w [M] on the simplex with the largest (1/N) Σ_n log Σ_m w_m p(y_n | x_n, θ_m).
 
     log_densities: [M, N]. The problem is convex; w_m ← w_m · (1/N) Σ_n p_mn / Σ_k w_k p_kn climbs to its
@@ -41,31 +41,31 @@ def stacked_weights(log_densities: Tensor) -> Tensor:
     return weights / weights.sum()
 
 
-def stack_members(
+def weigh_members(
     posterior: Posterior,
     data: Any,
-    num_members: int | None = None,
+    num_draws: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Particles:
-    """Give members (or ``num_members`` draws) the weights that predict ``data`` best; members without any go.
+    """Give members (or ``num_draws`` draws) the weights that predict ``data`` best; members without any go.
 
     data: held-out examples, which the posterior was not fitted to.
     """
-    if num_members is not None:
-        require_whole("num_members", num_members)
+    if num_draws is not None:
+        require_whole("num_draws", num_draws)
     inputs, targets = arrays_of(as_data(data))
     likelihood = posterior.network.likelihood
     start = None if generator is None else generator.get_state()
     found = []
-    for rows, outputs, _ in posterior.by_points(inputs, num_members, generator):
+    for rows, outputs, _ in posterior.by_points(inputs, num_draws, generator):
         chunk = targets[rows].to(posterior.network.device)
         each = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, chunk)
         found.append(each.flatten(2).sum(2) if each.ndim > 2 else each)  # tokens of an example go together
-    weights = stacked_weights(torch.cat(found, 1)).cpu()
+    weights = held_out_weights(torch.cat(found, 1)).cpu()
     if generator is not None and start is not None:
         generator.set_state(start)  # the same draws once more
     blocks, first = [], 0
-    for block in posterior.draw(num_members, generator):
+    for block in posterior.draw(num_draws, generator):
         own = weights[first : first + block.num_members]
         first += block.num_members
         kept = own > 1e-8

@@ -152,7 +152,7 @@ def test_noise_is_relative_to_every_tensor_and_statistics_are_copied():
     method = pm.methods.LatePhase(4000, 0, head=True, noise=0.5)
     stacked = {n: torch.stack([t.clone()] * 4000) for n, t in small_net().state_dict().items()}
     stacked["3.weight"] *= 7
-    state = pm.training.State(
+    state = pm.State(
         Members(stacked),
         common={BEGUN: torch.zeros(1, dtype=torch.bool)},
         generators=[torch.Generator().manual_seed(0)],

@@ -211,7 +211,7 @@ def test_more_threads_than_one_must_be_faster_by_15_per_cent(
     monkeypatch: pytest.MonkeyPatch, seconds: dict[tuple[Backend, int], float], expected: tuple[Backend, int]
 ) -> None:
     def measured(
-        set_up: Any, backend: Backend, counts: Sequence[int], repeats: int = 0
+        material: Any, backend: Backend, counts: Sequence[int], repeats: int = 0
     ) -> dict[tuple[Backend, int], float]:
         return {(backend, count): seconds[backend, count] / 100 for count in counts}
 

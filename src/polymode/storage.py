@@ -300,3 +300,12 @@ def unpack(packed: dict[str, Any], tensors: Mapping[str, Tensor]) -> Any:
     if kind == "list":
         return [unpack(item, tensors) for item in content]
     return content
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names and values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,6 +1,6 @@
-"""Trees of tensors: a tensor, or a tuple, list or dictionary of trees."""
+"""Trees of tensors: a tensor, None, or a tuple, list or dictionary of trees."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,7 @@ Tree = Any
 
 
 def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Apply ``function`` to each tensor of ``tree``, beside the same place of the others."""
+    """Apply ``function`` to each tensor of ``tree``, beside the same place of the others; None stays None."""
     if isinstance(tree, Tensor):
         return function(tree, *others)
     if isinstance(tree, dict):
@@ -19,7 +19,11 @@ def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
             key: map_tree(function, value, *(other[key] for other in others)) for key, value in tree.items()
         }
     if isinstance(tree, tuple | list):
-        return type(tree)(map_tree(function, *parts) for parts in zip(tree, *others, strict=True))
+        parts = [map_tree(function, *parts) for parts in zip(tree, *others, strict=True)]
+        make: Any = getattr(tree, "_make", type(tree))  # a named tuple is made of its parts one by one
+        return make(parts)
+    if tree is None:
+        return None
     raise InputError(
         f"Expected a tensor or a tuple, list or dictionary of tensors, got {type(tree).__name__}."
     )
@@ -30,6 +34,12 @@ def leaves(tree: Tree) -> Iterator[Tensor]:
     found: list[Tensor] = []
     map_tree(found.append, tree)
     yield from found
+
+
+def filled(tree: Tree, tensors: Iterable[Tensor]) -> Tree:
+    """A tree of the same form with other tensors, in the order of ``leaves``."""
+    values = iter(tensors)
+    return map_tree(lambda _: next(values), tree)
 
 
 def length(tree: Tree) -> int:

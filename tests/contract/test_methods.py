@@ -167,13 +167,13 @@ def test_for_budget_spends_what_it_is_given(name):
 def _problem(case):
     from polymode.networks.surgery import trainable_names
     from polymode.posteriors.network import Network
-    from polymode.training.contract.objective import Execution
+    from polymode.training.contract import Execution
 
     module = case.double_factory()
     names = trainable_names(module)
-    execution = Execution(torch.device("cpu"), torch.tensor([24]))
+    execution = Execution(torch.device("cpu"))
     network = Network(copy.deepcopy(module), case.likelihood)
-    return Problem(network, names, frozenset(), lambda chain, generator: {}, execution)
+    return Problem(network, names, frozenset(), lambda chain, generator: {}, execution, torch.tensor([24]))
 
 
 @redrawn

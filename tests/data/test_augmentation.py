@@ -56,11 +56,17 @@ def test_an_example_is_changed_alike_whatever_its_batch():
 def test_a_chain_sees_the_same_images_alone_and_beside_others():
     data = pm.ArrayData(IMAGES, torch.zeros(200), batch_size=64, augment=[RandomCrop(2), RandomFlip()])
     together = [
-        r[0].pieces[0].inputs[1] for r in Batches([data], [0, 1], [5], shared_order=False).epoch(3, 1)
+        r[0].pieces[0].examples.inputs[1]
+        for r in Batches([data], [0, 1], [5], shared_order=False).epoch(3, 1)
     ]
-    alone = [r[0].pieces[0].inputs[0] for r in Batches([data], [1], [5], shared_order=False).epoch(3, 1)]
+    alone = [
+        r[0].pieces[0].examples.inputs[0] for r in Batches([data], [1], [5], shared_order=False).epoch(3, 1)
+    ]
     assert all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
-    first = [r[0].pieces[0].inputs[0] for r in Batches([data], [0, 1], [5], shared_order=False).epoch(3, 1)]
+    first = [
+        r[0].pieces[0].examples.inputs[0]
+        for r in Batches([data], [0, 1], [5], shared_order=False).epoch(3, 1)
+    ]
     assert not torch.equal(first[0], together[0])
 
 
@@ -77,7 +83,7 @@ def test_a_data_set_given_for_several_seeds_is_held_once():
     [[batch]] = batches.epoch(0, 1)
     for row, seed in enumerate((1, 2)):
         [[alone]] = Batches([data], [0], [seed], shared_order=False).epoch(0, 1)
-        assert torch.equal(batch.pieces[0].targets[row], alone.pieces[0].targets[0])
+        assert torch.equal(batch.pieces[0].examples.targets[row], alone.pieces[0].examples.targets[0])
 
 
 def test_bad_augmentation_is_refused():

@@ -96,7 +96,7 @@ def test_epochs_of_ragged_sets_visit_every_row_once(drop_last):
     for [batch] in batches.epoch(0, 1):
         for piece in batch.pieces:
             for row, group in enumerate(range(piece.groups.start, piece.groups.stop)):
-                seen[group] += piece.inputs[row].tolist()
+                seen[group] += piece.examples.inputs[row].tolist()
     for group, rows in seen.items():
         info = batches.groups[group]
         full = {100 * info.data_set + i for i in range(info.num_examples)}
@@ -110,17 +110,19 @@ def test_rounds_and_full_batches():
     batches = Batches([data], [0], [0], shared_order=False)
     assert [len(r) for r in batches.epoch(0, 2)] == [2, 2, 1]
     [[full]] = batches.epoch(0, "full")
-    assert full.pieces[0].inputs.tolist() == list(range(10))  # all chains see the same rows: no group axis
+    assert full.pieces[0].examples.inputs.tolist() == list(
+        range(10)
+    )  # all chains see the same rows: no group axis
     assert batches.steps_per_epoch(slice(0, 1), 2) == 3
 
 
 def test_an_epoch_can_be_taken_up_in_the_middle():
     data = pm.ArrayData(torch.arange(10), torch.zeros(10), batch_size=3)
     batches = Batches([data], [0, 1], [0], shared_order=False)
-    whole = [r[0].pieces[0].inputs for r in batches.epoch(4, 1)]
-    rest = [r[0].pieces[0].inputs for r in batches.epoch(4, 1, first_step=2)]
+    whole = [r[0].pieces[0].examples.inputs for r in batches.epoch(4, 1)]
+    rest = [r[0].pieces[0].examples.inputs for r in batches.epoch(4, 1, first_step=2)]
     assert all(torch.equal(a, b) for a, b in zip(whole[2:], rest, strict=True))
-    other = [r[0].pieces[0].inputs for r in batches.epoch(5, 1)]
+    other = [r[0].pieces[0].examples.inputs for r in batches.epoch(5, 1)]
     assert not all(torch.equal(a, b) for a, b in zip(whole, other, strict=True))
 
 
@@ -132,8 +134,8 @@ def test_every_batch_begins_where_a_tensor_of_its_own_would():
     for first in (0, 2):
         for number, [batch] in enumerate(batches.epoch(0, 1, first), first):
             [piece] = batch.pieces
-            assert torch.equal(piece.inputs["a"], inputs["a"][piece.rows])
-            assert torch.equal(piece.targets, piece.rows)
+            assert torch.equal(piece.examples.inputs["a"], inputs["a"][piece.rows])
+            assert torch.equal(piece.examples.targets, piece.rows)
             assert len(piece.rows) == (7 if number < 5 else 5)
-            for tensor in (*piece.inputs.values(), piece.targets, piece.weights):
+            for tensor in (*piece.examples.inputs.values(), piece.examples.targets, piece.examples.weights):
                 assert tensor.data_ptr() % 64 == 0

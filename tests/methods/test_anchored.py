@@ -75,7 +75,7 @@ def test_budget():
     [
         ({"num_members": 0}, "num_members must be a whole number of at least 1, got 0"),
         ({"prior_std": -0.1}, "prior_std must be a positive number, got -0.1"),
-        ({"start": "anker"}, "Unknown start 'anker'. Did you mean 'anchor'"),
+        ({"begin_at": "anker"}, "Unknown begin_at 'anker'. Did you mean 'anchor'"),
     ],
 )
 def test_bad_options(options, message):

@@ -78,9 +78,9 @@ def test_one_trajectory_is_the_leapfrog_written_by_hand():
         return dict(zip(names, gradients, strict=True))
 
     for sample in range(2):
-        momentum = {
-            n: torch.randn(parameters[n].shape, generator=generator, dtype=torch.float64) for n in names
-        }
+        sizes = [parameters[n].numel() for n in names]
+        drawn = torch.randn(sum(sizes), generator=generator, dtype=torch.float64).split(sizes)
+        momentum = {n: part.view(parameters[n].shape).clone() for n, part in zip(names, drawn, strict=True)}
         torch.rand((), generator=generator, dtype=torch.float64)  # jitter
         for _ in range(steps):
             for n, f in force().items():
@@ -232,7 +232,7 @@ def test_augmented_images_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chains": 0}, "chains must be a whole number"),
+        ({"num_chains": 0}, "num_chains must be a whole number"),
         ({"prior_std": 0}, "prior_std must be a positive number"),
         ({"step_size": -1.0}, "step_size must be a positive number, got -1.0"),
         ({"temperature": 0.0}, "temperature must be a positive number"),

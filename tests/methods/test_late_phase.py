@@ -11,7 +11,6 @@ from torch.nn import functional as F
 import polymode as pm
 from cases import BY_NAME
 from polymode.errors import InputError, NonFiniteLoss, NotCollapsible
-from polymode.methods.late_phase import BEGUN, SEEN
 from polymode.networks.members import Members
 from polymode.posteriors import LateMembers
 from polymode.seeds import derive_generator, global_seed
@@ -154,7 +153,7 @@ def test_noise_is_relative_to_every_tensor_and_statistics_are_copied():
     stacked["3.weight"] *= 7
     state = pm.State(
         Members(stacked),
-        common={BEGUN: torch.zeros(1, dtype=torch.bool)},
+        common={"begun": torch.zeros(1, dtype=torch.bool)},
         generators=[torch.Generator().manual_seed(0)],
     )
     before = {name: tensor[0].clone() for name, tensor in stacked.items()}
@@ -361,7 +360,7 @@ def test_an_average_whose_loss_is_no_number_is_refused_and_its_members_weigh_as_
             return super().posterior(problem, state)
 
     fitted(Noted(2, 1, optimizer=SGD))
-    seen["state"].common[SEEN][0, 0] = torch.inf
+    seen["state"].common["seen"][0, 0] = torch.inf
     with pytest.warns(UserWarning, match="different basins"):
         kept = pm.methods.LatePhase(2, 1, optimizer=SGD).posterior(seen["problem"], seen["state"])
     together = kept.merged([fitted(pm.methods.Single(optimizer=SGD))])

@@ -244,7 +244,7 @@ def test_splits_and_chains_train_side_by_side_as_they_do_alone():
         (lambda: EMP(num_components=1), "num_components must be a whole number of at least 2, got 1"),
         (lambda: ECMP(probabilities=(0.9, 0.2, 0.1, 0.1, 0.1)), "must sum to one"),
         (lambda: EMP(where=()), "name layers by kind"),
-        (lambda: ECMP(start="pretrained"), "Unknown start 'pretrained'"),
+        (lambda: ECMP(components_from="pretrained"), "Unknown components_from 'pretrained'"),
         (lambda: EMP(statistics="own"), "Unknown statistics 'own'"),
         (lambda: ECMP(spread=-1.0), "spread must be at least 0"),
         (

@@ -115,7 +115,7 @@ def test_it_is_algorithm_2(restart, backend):
 def test_budgets_of_tables_4_and_5(budget, short, chains, members):
     method, epochs = SequentialAnchored(short_epochs=short).for_budget(budget)
     first, num_short = method.lengths(epochs)
-    assert (method.chains, first) == (chains, 100)
+    assert (method.num_chains, first) == (chains, 100)
     assert chains * (1 + num_short) == members
     assert budget - chains * short < chains * epochs <= budget
 
@@ -132,7 +132,7 @@ def test_a_small_budget_is_divided_in_halves_unless_the_first_training_is_given(
 
 def test_a_number_of_chains_that_is_given_is_kept():
     method, epochs = SequentialAnchored(num_chains=4).for_budget(200)
-    assert (method.chains, method.lengths(epochs)) == (4, (25, 12))
+    assert (method.num_chains, method.lengths(epochs)) == (4, (25, 12))
     with pytest.raises(InputError, match="the first training of each of 3 chains, first_epochs=100"):
         SequentialAnchored(num_chains=3, first_epochs=100).for_budget(200)
     assert SequentialAnchored().total_chains == 1
@@ -169,7 +169,7 @@ def test_the_best_weights_of_every_training_can_be_kept():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chains": 0}, "chains must be a whole number of at least 1, got 0"),
+        ({"num_chains": 0}, "num_chains must be a whole number of at least 1, got 0"),
         ({"short_epochs": 0}, "short_epochs must be a whole number"),
         ({"first_epochs": -1}, "first_epochs must be a whole number"),
         ({"prior_std": 0.0}, "prior_std must be a positive number, got 0.0"),

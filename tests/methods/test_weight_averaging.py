@@ -121,10 +121,12 @@ def collected(weights: torch.Tensor, rank: int) -> tuple[pm.methods.SWAG, State]
     method = pm.methods.SWAG(rank=rank, start=0)
     first = Members({"a": weights[:1, :3].clone(), "b": weights[:1, 3:].clone()})
     state = State(first, generators=[torch.Generator().manual_seed(0)])
-    for name in ("a", "b"):
-        now = first.stacked[name][:, None]
-        state.common |= {f"mean/{name}": torch.zeros_like(now), f"spread/{name}": torch.zeros_like(now)}
-        state.common[f"deviations/{name}"] = now.new_zeros(1, rank, *now.shape[1:])
+    each = {name: tensor[:, None] for name, tensor in first.stacked.items()}
+    state.common["averaging"] = {
+        "mean": {name: torch.zeros_like(tensor) for name, tensor in each.items()},
+        "spread": {name: torch.zeros_like(tensor) for name, tensor in each.items()},
+        "deviations": {name: t.new_zeros(1, rank, *t.shape[1:]) for name, t in each.items()},
+    }
     for number, row in enumerate(weights, 1):
         state.members.stacked["a"].copy_(row[None, :3])
         state.members.stacked["b"].copy_(row[None, 3:])
@@ -180,8 +182,7 @@ def test_a_diagonal_alone_has_no_covariance_across_weights():
     generator = torch.Generator().manual_seed(3)
     weights = torch.randn(8, 1, generator=generator, dtype=torch.float64).expand(8, 5).clone()
     _, state = collected(weights, rank=2)
-    for name in ("a", "b"):
-        del state.common[f"deviations/{name}"]
+    del state.common["averaging"]["deviations"]
     found = draws(pm.methods.SWAG(rank=0, scale=1.0), state, 8, 4000)
     correlation = found.T.corrcoef() - torch.eye(5)
     assert correlation.abs().max() < 5 / math.sqrt(4000)

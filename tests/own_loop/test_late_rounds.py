@@ -140,7 +140,7 @@ def test_it_is_algorithm_1(kind, base_scale):
 def test_it_is_the_method_of_fit(kind):
     # All examples are one example, so that the order of the data does not matter.
     data = X[:1].expand(14, 4).clone(), Y[:1].expand(14).clone()
-    method = pm.methods.LateRounds(
+    method = pm.methods.LatePhase(
         K,
         0,
         kind,
@@ -409,7 +409,7 @@ def test_a_run_goes_on_from_the_middle_of_a_round(kind):
         ({"noise": -1.0}, "noise must be"),
         ({"base_scale": float("nan")}, "base_scale must be"),
         ({"average": "outputs"}, "Unknown average"),
-        ({"weights": "hypernetwork"}, r"fit\(pm.methods.LateRounds\(weights='hypernetwork'\)\)"),
+        ({"weights": "hypernetwork"}, r"fit\(pm.methods.LatePhase\(weights='hypernetwork'\)\)"),
         ({"weights": (), "head": False}, "No weights are late"),
         ({"weights": "nowhere"}, "nowhere"),
     ],

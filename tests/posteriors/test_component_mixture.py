@@ -173,7 +173,7 @@ def test_what_cannot_be_asked_of_it():
     found = posterior("emp")
     with pytest.raises(NotCollapsible, match="draws a new network every time"):
         found.collapse()
-    with pytest.raises(InputError, match="num_members must be a whole number of at least 1, got 0"):
+    with pytest.raises(InputError, match="num_draws must be a whole number of at least 1, got 0"):
         found.predict(X, 0)
     with pytest.raises(InputError, match="cannot be merged"):
         found.merged([posterior("ecmp")])

@@ -11,7 +11,7 @@ from cases import BY_NAME, NETWORKS
 from polymode.data import ArrayData
 from polymode.networks.surgery import prepare, tensors_of, trainable_names
 from polymode.posteriors.network import Network
-from polymode.training.contract.objective import Execution, Objective
+from polymode.training.contract import Execution, Objective
 from polymode.training.contract.state import State
 from polymode.training.loop.batches import Batches
 from polymode.trees import map_tree
@@ -30,21 +30,21 @@ def setup(case, sizes=(16,), total_chains=3, batch_size=8, backend="loop", penal
     for group, module in zip(batches.groups, modules, strict=True):
         generator = torch.Generator().manual_seed(group.chain)
         tensors = {n: t[None].clone() for n, t in tensors_of(module).items() if "first_ex" not in n}
-        states.append(State(pm.Members(tensors)).begin(generator, group.data_set, group.chain))
+        states.append(State(pm.Members(tensors)).as_chain(generator, group.data_set, group.chain))
     state = State.side_by_side(states)
     network = Network(copy.deepcopy(modules[0]), case.likelihood)
     network.module.train()
     counts = torch.tensor([g.num_examples for g in batches.groups])
-    execution = Execution(torch.device("cpu"), counts, backend)
+    execution = Execution(torch.device("cpu"), backend)
     prior = None if penalty is None else gaussian_prior(dict.fromkeys(names, penalty))
-    return Objective(network, names, execution, prior), state, batches, modules
+    return Objective(network, names, execution, counts, prior), state, batches, modules
 
 
 def alone(objective, state, batch, modules, group):
     """Loss and gradients of one member by ordinary means."""
     piece = batch.only(group).pieces[0]
     part = lambda t: t[0]  # noqa: E731
-    inputs = map_tree(part, piece.inputs)
+    inputs = map_tree(part, piece.examples.inputs)
     module = modules[group].train()
     for name, buffer in module.named_buffers():
         if name.endswith("seed"):
@@ -57,14 +57,15 @@ def alone(objective, state, batch, modules, group):
         else module(inputs)
     )
     likelihood = objective.network.likelihood
-    log_prob = likelihood.log_prob(outputs, piece.targets[0])
-    if piece.weights is not None:
-        log_prob = log_prob * piece.weights[0].reshape(-1, *[1] * (log_prob.ndim - 1))
+    log_prob = likelihood.log_prob(outputs, piece.examples.targets[0])
+    if piece.examples.weights is not None:
+        log_prob = log_prob * piece.examples.weights[0].reshape(-1, *[1] * (log_prob.ndim - 1))
     per_token = likelihood.kind == "categorical"
-    loss = -log_prob.sum() / (piece.targets[0].numel() if per_token else len(piece.targets[0]))
+    targets = piece.examples.targets[0]
+    loss = -log_prob.sum() / (targets.numel() if per_token else len(targets))
     parameters = {n: p for n, p in module.named_parameters() if p.requires_grad}
     if objective.penalty is not None:
-        count = objective.execution.num_observations[group]
+        count = objective.num_observations[group]
         squares = torch.stack([p.square().sum() for p in parameters.values()]).sum()
         loss = loss + squares / (2 * 0.5**2) / count
     gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
@@ -157,9 +158,10 @@ def test_unused_weights_have_zero_gradients():
     objective = replace(objective, network=network)
     [batch] = next(iter(batches.epoch(0, 1)))
     targets = torch.zeros(3, 8, 3, dtype=torch.float64)
-    batch = replace(batch, pieces=[replace(batch.pieces[0], targets=targets)])
+    [piece] = batch.pieces
+    batch = replace(batch, pieces=[replace(piece, examples=piece.examples._replace(targets=targets))])
     for backend in ("loop", "vmap"):
-        objective.execution.backend = backend
+        objective = replace(objective, execution=replace(objective.execution, backend=backend))
         _, gradients = objective.losses_and_gradients(state, batch)
         assert gradients.stacked["head.weight"].abs().max() == 0
         assert gradients.stacked["body.weight"].abs().max() > 0

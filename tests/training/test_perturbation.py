@@ -23,10 +23,10 @@ def seen(likelihood, targets, *, shared_order=False, epoch=0, batch_size=37, wei
         for piece in perturbed(batch, seeds, likelihood).pieces:
             assert piece.has_groups
             for row, group in enumerate(range(piece.groups.start, piece.groups.stop)):
-                places = piece.inputs[row]
-                found[0, group, places] = piece.targets[row].double()
-                if piece.weights is not None:
-                    found[1, group, places] = piece.weights[row].double()
+                places = piece.examples.inputs[row]
+                found[0, group, places] = piece.examples.targets[row].double()
+                if piece.examples.weights is not None:
+                    found[1, group, places] = piece.examples.weights[row].double()
     return found
 
 

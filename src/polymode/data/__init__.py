@@ -1,6 +1,7 @@
 """Data: what members are trained and judged on."""
 
 from polymode.data.augmentation import Cutout, RandomCrop, RandomFlip
+from polymode.data.fingerprints import fingerprint, fingerprints
 from polymode.data.sources import (
     ArrayData,
     Data,
@@ -27,4 +28,6 @@ __all__ = [
     "as_task",
     "as_tree",
     "check_finite",
+    "fingerprint",
+    "fingerprints",
 ]

@@ -8,8 +8,7 @@ import itertools
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,17 +21,15 @@ from polymode.seeds import derive_seed, global_seed
 from polymode.trees import Tree, leaves, length, map_tree
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Rows of a data set: inputs (a tree), targets and, where given, sample weights; all [B, ...]."""
+class Examples(NamedTuple):
+    """Rows of a data set: inputs (a tree), targets and, where given, sample weights; all [B, ...].
+
+    A tree itself. What carries examples from the data to the loss of a member is always this.
+    """
 
     inputs: Tree
     targets: Tensor
     weights: Tensor | None = None
-
-    def map(self, function: Any) -> "Examples":
-        weights = None if self.weights is None else function(self.weights)
-        return Examples(map_tree(function, self.inputs), function(self.targets), weights)
 
 
 class Data(ABC):
@@ -156,24 +153,28 @@ class ArrayData(Data):
         return self._plain(torch.arange(self.num_examples).split(size))
 
     def _augmented(self, examples: Examples, seeds: Tensor) -> Examples:
-        return replace(examples, inputs=augmented(examples.inputs, self.augment, seeds))
+        return examples._replace(inputs=augmented(examples.inputs, self.augment, seeds))
+
+    @property
+    def _examples(self) -> Examples:
+        """All of them."""
+        return Examples(self.inputs, self.targets, self.weights)
 
     def _plain(self, indices: Iterable[Tensor]) -> Iterator[Examples]:
-        examples = Examples(self.inputs, self.targets, self.weights)
+        examples = self._examples
         # Every batch begins at a multiple of ALIGNMENT bytes, as a tensor of its own does: some kernels round
         # by that, and a batch must not depend on those before it, which a resumed run does not gather.
-        weights = [] if self.weights is None else [self.weights]
-        smallest = min(t.element_size() for t in (*leaves(self.inputs), self.targets, *weights))
+        smallest = min(tensor.element_size() for tensor in leaves(examples))
         whole = max(1, ALIGNMENT // smallest)
         for some in self._in_chunks(indices):
             filled = [torch.cat([index, index.new_zeros(-len(index) % whole)]) for index in some]
             rows = torch.cat(filled).to(self.targets.device)
-            gathered = examples.map(lambda t, rows=rows: t.index_select(0, rows))
+            gathered = map_tree(lambda t, rows=rows: t.index_select(0, rows), examples)
             start = 0
             for index, with_filling in zip(some, filled, strict=True):
                 here = slice(start, start + len(index))
                 start += len(with_filling)
-                yield gathered.map(lambda t, here=here: t[here])
+                yield map_tree(lambda t, here=here: t[here], gathered)
 
     def _in_chunks(self, indices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         """Batches of small examples are gathered several at a time: one call serves them all."""
@@ -185,13 +186,12 @@ class ArrayData(Data):
 
     def to(self, device: torch.device | str) -> "ArrayData":
         """Move all arrays, so that batches are gathered on the device."""
-        weights = None if self.weights is None else self.weights.to(device)
-        return self._like(map_tree(lambda t: t.to(device), self.inputs), self.targets.to(device), weights)
+        return self._like(*map_tree(lambda t: t.to(device), self._examples))
 
     def subset(self, indices: Tensor | Sequence[int]) -> "ArrayData":
         """The data set of some rows."""
         [rows] = self._plain([torch.as_tensor(indices)])
-        return self._like(rows.inputs, rows.targets, rows.weights)
+        return self._like(*rows)
 
     def _like(self, inputs: Tree, targets: Tensor, weights: Tensor | None) -> "ArrayData":
         return ArrayData(

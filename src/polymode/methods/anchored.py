@@ -27,7 +27,7 @@ from polymode.training.contract import (
     keep_rule,
     perturbed,
 )
-from polymode.weights.priors import ANCHOR, PriorStd, anchored_prior, check_prior_std
+from polymode.weights.priors import PriorStd, anchored_prior, check_prior_std
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Anchored(Method):
             members.stacked.update({name: tensor.clone() for name, tensor in anchor.items()})
         return State(
             members,
-            own={ANCHOR + name: tensor for name, tensor in anchor.items()},
+            own={"anchor": anchor},
             common={"data_seed": draw_data_seed(generator)} if self.perturb_data else {},
         )
 

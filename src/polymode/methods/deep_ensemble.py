@@ -1,6 +1,6 @@
 """Networks trained independently from different starts and orders (Lakshminarayanan et al. 2017)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -42,6 +42,10 @@ class DeepEnsemble(Method):
         return self.num_members * self.of.total_chains
 
     @property
+    def initial_members(self) -> int:
+        return self.of.initial_members
+
+    @property
     def can_average(self) -> bool:
         return self.of.can_average
 
@@ -59,6 +63,9 @@ class DeepEnsemble(Method):
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
         return self.of.posterior(problem, state)
+
+    def remarks(self, epochs: int) -> Iterable[str]:
+        return self.of.remarks(epochs)
 
     def findings(self, problem: Problem, state: State) -> dict[str, Any]:
         return self.of.findings(problem, state)

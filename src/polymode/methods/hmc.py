@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError, require_positive, require_whole
-from polymode.networks.members import Tensors
 from polymode.networks.surgery import batch_norms, random_layers
 from polymode.posteriors import Particles, Posterior
-from polymode.samplers import DualAveraging
+from polymode.samplers import DualAveraging, as_vectors, views_of
 from polymode.schedules import Constant
 from polymode.training.contract import (
     Batch,
@@ -25,7 +24,6 @@ from polymode.training.contract import (
     Problem,
     State,
     check_options,
-    under,
 )
 from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
 
@@ -109,18 +107,21 @@ class HMC(Method):
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         members = problem.initial_members(generator)
         stds = problem.prior_stds(self.prior_std)
-        weights = {name: members.stacked[name] for name in stds}
-        own = {f"kept.{name}": tensor.clone() for name, tensor in weights.items()}
-        for kind in ("momentum", "force", "kept_force"):
-            own |= {f"{kind}.{name}": torch.zeros_like(tensor) for name, tensor in weights.items()}
+        position = as_vectors({name: members.stacked[name] for name in stds})
+        moving = {name: torch.zeros_like(position) for name in ("momentum", "force", "kept_force")}
         # A step of half the width that one weight would have, were all of the data about it alone.
         widest = max(stds.values()) * math.sqrt(problem.num_observations)
-        step = torch.tensor(
-            [self.step_size or 0.5 / widest], dtype=torch.float64, device=problem.execution.device
-        )
-        counters = ("passes", "blocks", "left", "energy", "potential", "kept_potential", *COUNTS)
+        step = position.new_tensor([self.step_size or 0.5 / widest], dtype=torch.float64)
         zero = torch.zeros_like(step)
-        return State(members, own, DualAveraging.begin(step) | {name: zero.clone() for name in counters})
+        return State(
+            members,
+            own=moving | {"kept": position},
+            common={
+                "step": DualAveraging.begin(step),
+                **{name: zero.clone() for name in ("potential", "kept_potential", "energy")},
+                **{name: zero.clone() for name in ("left", "passes", "blocks", *COUNTS)},
+            },
+        )
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
         _check_deterministic(problem)
@@ -129,38 +130,42 @@ class HMC(Method):
         descent = min(self.descent, burn_in // 3)
         burn_in -= descent
         longest = max(1, burn_in // LEAST_TRANSITIONS)
+        blocks = _blocks(between)
         likelihood = problem.objective()  # the prior's part of the force is known in closed form
 
-        def passes(name: str, number: int, size: int, adapt: bool, **hooks: Any) -> Phase:
+        def passes(name: str, number: int, size: int, *, adapt: bool, **hooks: Any) -> Phase:
             def step(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
-                leapfrog = _Leapfrog(self, stds, state, batches, objective, longest if adapt else None)
-                return leapfrog.run(size)
+                chains = _Chains(self, stds, state, batches, objective, longest if adapt else None)
+                return chains.run(size)
 
             return Phase(name, number, likelihood, step, batches="full", cost=size, **hooks)
 
         def settle(state: State) -> None:
             """Take the averaged step size, and begin again at the last state that was accepted."""
-            state.common["log_step"].copy_(state.common["log_average"])
+            common = state.common
+            common["step"]["log_step"].copy_(common["step"]["log_average"])
             for name in ("left", *COUNTS):
-                state.common[name].zero_()
-            _return_to_kept(state, torch.ones_like(state.common["left"], dtype=torch.bool))
-
-        blocks = _blocks(between)
+                common[name].zero_()
+            state.own["force"].copy_(state.own["kept_force"])
+            common["potential"].copy_(common["kept_potential"])
+            _put_back(state, stds)
 
         def keep(state: State) -> None:
+            """Every so many passes the last state that was accepted is a sample."""
             state.common["blocks"] += 1
             if int(state.common["blocks"][0]) % blocks == 0:
-                now = state.members.stacked | under("kept.", state.own)
-                state.finished.append(replace(state.members, stacked=now))
+                kept = views_of(state.own["kept"], {name: state.members.stacked[name] for name in stds})
+                state.finished.append(replace(state.members, stacked=state.members.stacked | kept))
 
         posterior = problem.objective(gaussian_prior(stds))
         descending = Phase("descent", descent, posterior, optimizers={"all": Over(self.optimizer)})
         whole, rest = divmod(burn_in, BLOCK)
-        burning = [passes("burn_in", whole, BLOCK, adapt=True)] if whole else []
+        burning = [descending] if descent else []
+        burning += [passes("burn_in", whole, BLOCK, adapt=True)] if whole else []
         burning += [passes("burn_in", 1, rest, adapt=True)] if rest else []
-        burning = [descending, *burning] if descent else burning
-        hooks = {"enter": settle, "end_epoch": keep}
-        sampling = passes("sample", kept * blocks, between // blocks, adapt=False, **hooks)
+        sampling = passes(
+            "sample", kept * blocks, between // blocks, adapt=False, enter=settle, end_epoch=keep
+        )
         return [*burning, sampling]
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
@@ -168,20 +173,19 @@ class HMC(Method):
 
     def findings(self, problem: Problem, state: State) -> dict[str, Any]:
         """How the chain went: what decides whether it may be called a reference."""
-        found = {name: float(state.common[name]) for name in (*COUNTS, "log_step")}
-        step = math.exp(found["log_step"])
-        transitions = found["transitions"]
-        acceptance = found["accepted"] / transitions if transitions else None
+        transitions, accepted, divergences = (float(state.common[name]) for name in COUNTS)
+        step = math.exp(float(state.common["step"]["log_step"]))
+        acceptance = accepted / transitions if transitions else None
         if acceptance is not None and transitions >= 10 and acceptance < 0.5:
             warnings.warn(
-                f"A chain of hmc accepts {acceptance:.0%} of its proposals ({found['divergences']:.0f} of "
+                f"A chain of hmc accepts {acceptance:.0%} of its proposals ({divergences:.0f} of "
                 f"{transitions:.0f} trajectories diverge): its samples are not to be trusted. Raise "
                 "target_acceptance, or give it more passes to find a smaller step.",
                 stacklevel=2,
             )
         return {
             "acceptance": acceptance,
-            "divergences": int(found["divergences"]),
+            "divergences": int(divergences),
             "transitions": int(transitions),
             "step_size": step,
             "leapfrog_steps": math.ceil(self.trajectory_length / step),
@@ -199,107 +203,103 @@ def _blocks(passes: int) -> int:
 COUNTS = ("transitions", "accepted", "divergences")  # of a chain, since burn-in; accepted: sum of the rates
 
 
-class _Leapfrog:
-    """Passes of all chains at once; where a trajectory ends, its chain decides and begins the next.
+class _Chains:
+    """All chains at once, θ and p as vectors [G, D]; momenta are in units of the prior's widths s.
 
-    Chains on different data sets have their own step sizes and are at different places of their
-    trajectories: numbers are [G], and ``left`` counts the steps to each chain's next decision.
+    Where a trajectory ends, its chain decides and begins the next. Chains on different data sets have their
+    own step sizes and are at different places of their trajectories: numbers are [G], and ``left`` counts the
+    steps to each chain's next decision.
     """
 
     def __init__(
         self,
         method: HMC,
-        stds: dict[str, float],
+        stds: Mapping[str, float],
         state: State,
         batches: Sequence[Batch],
         objective: Objective,
         longest: int | None,
     ) -> None:
-        self.method, self.stds, self.state = method, stds, state
-        self.batches, self.objective, self.longest = batches, objective, longest
+        self.method, self.stds, self.state, self.longest = method, stds, state, longest
+        self.batches, self.objective, self.common = batches, objective, state.common
+        weights = {name: state.members.stacked[name] for name in stds}
+        self.position = as_vectors(weights)
+        self.momentum, self.force = state.own["momentum"], state.own["force"]
+        moving = state.members.stacked | views_of(self.position, weights)
+        self.moving = replace(state, members=replace(state.members, stacked=moving))
         self.counts = objective.observations(batches, state)
         self.num_observations = self.counts.sum(0)
-        self.common = state.common
-        self.weights = {name: state.members.stacked[name] for name in stds}
-        self.momentum, self.force = under("momentum.", state.own), under("force.", state.own)
-        self.everywhere = torch.ones_like(self.common["left"], dtype=torch.bool)
+        sizes = torch.tensor([tensor[0].numel() for tensor in weights.values()])
+        widths = torch.tensor(list(stds.values()), dtype=torch.float64).repeat_interleave(sizes)
+        self.widths = widths.to(self.position.device)
+        # f = −s ∇U = −(θ/s + s N ∇L)/T
+        of_data = -self.widths * self.num_observations[:, None] / method.temperature
+        self.of_prior = (-1 / (self.widths * method.temperature)).to(self.position.dtype)
+        self.of_data = of_data.to(self.position.dtype)
 
     def run(self, num_passes: int) -> Tensor:
         """Take so many gradients of every chain; returns its mean loss at the last place, [G]."""
-        losses = None
+        left, losses = self.common["left"], None
+        everywhere = torch.ones_like(left, dtype=torch.bool)
         if not bool(self.common["passes"].any()):
-            losses = self._arrive(self.everywhere)
-            self._keep(self.everywhere)
+            losses = self._look()
+            self.common["potential"].copy_(self._potential(losses))
+            self._keep(everywhere)
             self.common["passes"] += 1
             num_passes -= 1
         while num_passes:
-            self._begin(self.common["left"] == 0)
-            stretch = min(num_passes, int(self.common["left"].min()))
-            step = self.common["log_step"].exp()
-            drift = {name: _rows(step * std, self.momentum[name]) for name, std in self.stds.items()}
-            self._whole_steps(step, drift, stretch - 1)
-            self.common["left"] -= stretch
+            self._begin(left == 0)
+            step = self.common["step"]["log_step"].exp()
+            pace = (step[:, None] * self.widths).to(self.position.dtype)
+            stretch = min(num_passes, int(left.min()))
+            for _ in range(stretch - 1):
+                self.position.addcmul_(pace, self.momentum)  # θ ← θ + ε s p
+                self._look()  # f ← −s ∇U(θ)
+                self._kick(step)  # p ← p + ε f
+            self.position.addcmul_(pace, self.momentum)
+            losses = self._look()
+            left -= stretch
             self.common["passes"] += stretch
             num_passes -= stretch
-            ending = self.common["left"] == 0
-            self._drift(drift)
-            losses = self._arrive(ending)
+            ending = left == 0
             self._kick(torch.where(ending, step / 2, step))  # the last kick of a trajectory is half of one
-            self._decide(ending)
+            self._decide(ending, losses)
+        for name, view in self.moving.members.stacked.items():
+            if name in self.stds:
+                self.state.members.stacked[name].copy_(view)
         assert losses is not None
         return losses
 
-    def _whole_steps(self, step: Tensor, drift: Tensors, number: int) -> None:
-        """θ ← θ + ε s p, then p ← p − ε s ∇U(θ), so often; most of the time goes here."""
-        temperature = self.method.temperature
-        of_prior, of_data = (
-            {name: _rows(factor(std), self.momentum[name]) for name, std in self.stds.items()}
-            for factor in (
-                lambda std: -step / (std * temperature),
-                lambda std: -step * std * self.num_observations / temperature,
-            )
-        )
-        for _ in range(number):
-            self._drift(drift)
-            _, gradients = self.objective.means(self.state, self.batches, self.counts)
-            for name, momentum in self.momentum.items():
-                momentum.addcmul_(of_prior[name], self.weights[name]).addcmul_(of_data[name], gradients[name])
-
-    def _drift(self, factors: Tensors) -> None:
-        for name, momentum in self.momentum.items():
-            self.weights[name].addcmul_(factors[name], momentum)
-
-    def _arrive(self, where: Tensor) -> Tensor:
-        """The force f = −s ∇U at the present weights, and the potential energy where it is needed."""
-        temperature = self.method.temperature
-        losses, gradients = self.objective.means(self.state, self.batches, self.counts)
-        for name, std in self.stds.items():
-            force = self.force[name]
-            torch.mul(self.weights[name], -1 / (std * temperature), out=force)
-            force.addcmul_(_rows(self.num_observations, force), gradients[name], value=-std / temperature)
-        if bool(where.any()):
-            potential = losses * self.num_observations
-            for name, std in self.stds.items():
-                potential = potential + _sum_of_squares(self.weights[name]) / (2 * std**2)
-            self.common["potential"].copy_(potential / temperature)
+    def _look(self) -> Tensor:
+        """The force at the present place; returns the mean losses of the data, [G]."""
+        losses, gradients = self.objective.means(self.moving, self.batches, self.counts)
+        torch.mul(self.position, self.of_prior, out=self.force)
+        self.force.addcmul_(self.of_data, as_vectors({name: gradients[name] for name in self.stds}))
         return losses
+
+    def _kick(self, step: Tensor) -> None:
+        self.momentum.addcmul_(step[:, None].to(self.force.dtype), self.force)
+
+    def _potential(self, losses: Tensor) -> Tensor:
+        """U(θ) = (N L + Σ θ²/(2 s²))/T, in double precision: energies are differences of large numbers."""
+        of_prior = (self.position.double() / self.widths).square().sum(1) / 2
+        return (losses * self.num_observations + of_prior) / self.method.temperature
+
+    def _kinetic(self) -> Tensor:
+        return self.momentum.double().square().sum(1) / 2
 
     def _begin(self, where: Tensor) -> None:
         """New momenta p ~ N(0, 1), the energy to conserve, the number of steps, and half a kick."""
         if not bool(where.any()):
             return
-        generators = self.state.generators
         for row in where.nonzero().flatten().tolist():
-            for momentum in self.momentum.values():
-                drawn = torch.randn(momentum.shape[1:], generator=generators[row], dtype=momentum.dtype)
-                momentum[row].copy_(drawn)
-        energy = self.common["potential"] + self._kinetic()
-        step = self.common["log_step"].exp()
-        steps = (self.method.trajectory_length * self._shared_jitter(where) / step).ceil().clamp(min=1)
-        if self.longest is not None:
-            steps = steps.clamp(max=self.longest)
-        self.common["energy"].copy_(torch.where(where, energy, self.common["energy"]))
-        self.common["left"].copy_(torch.where(where, steps, self.common["left"]))
+            one = self.momentum[row]
+            one.copy_(torch.randn(one.shape, generator=self.state.generators[row], dtype=one.dtype))
+        step = self.common["step"]["log_step"].exp()
+        steps = (self.method.trajectory_length * self._shared_jitter(where) / step).ceil()
+        steps = steps.clamp(min=1, max=self.longest)
+        _assign(self.common["energy"], self.common["potential"] + self._kinetic(), where)
+        _assign(self.common["left"], steps, where)
         self._kick(torch.where(where, step / 2, 0.0))
 
     def _shared_jitter(self, where: Tensor) -> Tensor:
@@ -314,17 +314,11 @@ class _Leapfrog:
             factors[row] = factors[first]
         return factors.to(where.device)
 
-    def _kinetic(self) -> Tensor:
-        return torch.stack([_sum_of_squares(p) for p in self.momentum.values()]).sum(0) / 2
-
-    def _kick(self, step: Tensor) -> None:
-        for name, momentum in self.momentum.items():
-            momentum.addcmul_(_rows(step, momentum), self.force[name])
-
-    def _decide(self, ending: Tensor) -> None:
+    def _decide(self, ending: Tensor, losses: Tensor) -> None:
         """Metropolis' rule for the chains whose trajectories end here."""
         if not bool(ending.any()):
             return
+        _assign(self.common["potential"], self._potential(losses), ending)
         change = self.common["potential"] + self._kinetic() - self.common["energy"]
         change = change.nan_to_num(torch.inf, torch.inf, torch.inf)
         rate = (-change).clamp(max=0).exp()
@@ -333,11 +327,12 @@ class _Leapfrog:
             drawn[row] = torch.rand((), generator=self.state.generators[row], dtype=torch.float64)
         accepted = ending & (drawn < rate)
         self._keep(accepted)
-        _return_to_kept(self.state, ending & ~accepted)
-        for name, amount in (("transitions", 1.0), ("accepted", rate), ("divergences", change > DIVERGED)):
+        self._return_to_kept(ending & ~accepted)
+        for name, amount in zip(COUNTS, (1.0, rate, change > DIVERGED), strict=True):
             self.common[name] += torch.where(ending, amount, 0.0)
         if self.longest is not None:
-            DualAveraging(self.method.target_acceptance).update(self.common, self._mean_rate(rate), ending)
+            adaptation = DualAveraging(self.method.target_acceptance)
+            adaptation.update(self.common["step"], self._mean_rate(rate), ending)
 
     def _mean_rate(self, rate: Tensor) -> Tensor:
         """The mean over the chains on each data set, to the same bits: they share one step size."""
@@ -348,36 +343,30 @@ class _Leapfrog:
         return means
 
     def _keep(self, where: Tensor) -> None:
-        own, common = self.state.own, self.common
-        for name, weight in self.weights.items():
-            _assign(own[f"kept.{name}"], weight, where)
-            _assign(own[f"kept_force.{name}"], self.force[name], where)
-        _assign(common["kept_potential"], common["potential"], where)
+        _assign(self.state.own["kept"], self.position, where)
+        _assign(self.state.own["kept_force"], self.force, where)
+        _assign(self.common["kept_potential"], self.common["potential"], where)
+
+    def _return_to_kept(self, where: Tensor) -> None:
+        _assign(self.position, self.state.own["kept"], where)
+        _assign(self.force, self.state.own["kept_force"], where)
+        _assign(self.common["potential"], self.common["kept_potential"], where)
 
 
-def _return_to_kept(state: State, where: Tensor) -> None:
-    for name, kept in under("kept.", state.own).items():
-        _assign(state.members.stacked[name], kept, where)
-        _assign(state.own[f"force.{name}"], state.own[f"kept_force.{name}"], where)
-    _assign(state.common["potential"], state.common["kept_potential"], where)
+def _put_back(state: State, stds: Mapping[str, float]) -> None:
+    """Give the members the weights of the last states that were accepted."""
+    weights = {name: state.members.stacked[name] for name in stds}
+    for name, kept in views_of(state.own["kept"], weights).items():
+        weights[name].copy_(kept)
 
 
 def _assign(target: Tensor, source: Tensor, where: Tensor) -> None:
+    """Give some rows [G] of a tensor other values."""
     if bool(where.all()):
         target.copy_(source)
     elif bool(where.any()):
-        target.copy_(torch.where(_rows(where, target), source, target))
-
-
-def _rows(values: Tensor, like: Tensor) -> Tensor:
-    """Numbers [G] as a factor of tensors [G, ...]."""
-    values = values if values.dtype == torch.bool else values.to(like.dtype)
-    return values.reshape(-1, *[1] * (like.ndim - 1))
-
-
-def _sum_of_squares(tensor: Tensor) -> Tensor:
-    """Σ over all but the first axis, in double precision: energies are differences of large numbers."""
-    return tensor.double().square().reshape(len(tensor), -1).sum(1)
+        rows = where.reshape(-1, *[1] * (target.ndim - 1))
+        target.copy_(torch.where(rows, source, target))
 
 
 def _check_deterministic(problem: Problem) -> None:
@@ -394,7 +383,7 @@ def _check_deterministic(problem: Problem) -> None:
     if problem.execution.precision == "bfloat16":
         raise InputError("hmc needs gradients of one smooth function: use precision 'full' or 'double'.")
     random = [name for name in random_layers(network.module) if name not in network.always_eval]
-    if random or problem.execution.uses_global_random:
+    if random or network.draws_globally:
         where = f" ({random[0]!r})" if random else ""
         raise InputError(
             f"hmc cannot sample a network that is random itself, such as one with dropout{where}: remove "

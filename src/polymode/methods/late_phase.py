@@ -37,8 +37,6 @@ from polymode.trees import Tree
 from polymode.weights.late import Average, Bank, LateWeights, late_weights
 from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
 
-SEEN = "average/losses"  # of the average, of the members, and how many rounds they were seen in
-BEGUN = "late/begun"  # whether there are members already
 MOST = 10  # members, unless told otherwise
 
 
@@ -141,7 +139,11 @@ class LatePhase(Method):
         shared = {name: tensor[None].clone() for name, tensor in trained.items() if name in base}
         count = self._count(problem)
         stacked = {name: torch.stack([t] * count) for name, t in trained.items() if name not in base}
-        common = {SEEN: torch.zeros(1, 3, dtype=torch.float64), BEGUN: torch.zeros(1, dtype=torch.bool)}
+        common = {
+            "begun": torch.zeros(1, dtype=torch.bool),  # whether there are members already
+            # Losses of the average and of the members, and how many rounds they were seen in.
+            "seen": torch.zeros(1, 3, dtype=torch.float64),
+        }
         return State(Members(stacked, shared), common=common)
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
@@ -215,7 +217,7 @@ class LatePhase(Method):
     def _split(self, state: State, late: LateWeights) -> None:
         """φ_k = φ₀ + σ₀ RMS(φ₀) ε, tensor by tensor; running statistics are copied."""
         _copy_first(state)
-        state.common[BEGUN].fill_(value=True)
+        state.common["begun"].fill_(value=True)
         members = state.members
         for name in sorted(late.names) if self.noise else ():
             each = members.stacked[name].unflatten(0, (members.num_groups, -1))
@@ -241,7 +243,7 @@ class LatePhase(Method):
             # An average whose loss is no number is as bad as can be.
             seen = torch.stack([of_average.nan_to_num(math.inf), means, torch.ones_like(means)], 1)
             for piece in batches[0].pieces:
-                state.common[SEEN][piece.groups] += seen[piece.groups].double().cpu()
+                state.common["seen"][piece.groups] += seen[piece.groups].double().cpu()
             return of_members
 
         return Phase("average", 1, objective, look, batches=count, cost=0.0)
@@ -256,7 +258,7 @@ class LatePhase(Method):
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
         members = state.members
-        if not bool(state.common[BEGUN].all()):  # an error before the late phase: one network is trained
+        if not bool(state.common["begun"].all()):  # an error before the late phase: one network is trained
             members = members.between(0, 1)
         ensemble = LateMembers(
             problem.network,
@@ -276,7 +278,7 @@ class LatePhase(Method):
             return replace(ensemble, blocks=[replace(members.clone(), log_weights=weights)])
 
     def _barrier(self, state: State) -> float | None:
-        of_average, of_members, rounds = state.common[SEEN][0].tolist()
+        of_average, of_members, rounds = state.common["seen"][0].tolist()
         return (of_average - of_members) / rounds if rounds else None
 
     def findings(self, problem: Problem, state: State) -> dict[str, Any]:

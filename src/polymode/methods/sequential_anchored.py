@@ -4,8 +4,7 @@ Delaunoy and Louppe, "SAE: Sequential Anchored Ensembles", 2021.
 """
 
 import math
-import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -25,11 +24,9 @@ from polymode.training.contract import (
     State,
     check_options,
     keep_rule,
-    under,
 )
-from polymode.weights.priors import ANCHOR, PriorStd, anchored_prior, check_prior_std
+from polymode.weights.priors import PriorStd, anchored_prior, check_prior_std
 
-MEMORY = "walk."  # what the walk remembers: ``State.own["walk." + name]``
 FIRST_EPOCHS = 100  # of the long trainings in Delaunoy and Louppe (2021)
 
 
@@ -137,20 +134,16 @@ class SequentialAnchored(Method):
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         members = problem.initial_members(generator)
         anchor = draw_prior(problem.prior_stds(self.prior_std), members.stacked, generator)
-        memory = self.walk.begin(anchor, generator)
-        own = {ANCHOR + name: tensor for name, tensor in anchor.items()}
-        return State(members, own=own | {MEMORY + name: tensor for name, tensor in memory.items()})
+        return State(members, own={"anchor": anchor, "walk": self.walk.begin(anchor, generator)})
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
         stds = problem.prior_stds(self.prior_std)
         first_epochs, num_short = self.lengths(epochs)
-        self._warn_of_short_walk(num_short)
 
         def walk(state: State) -> None:
             for group, generator in enumerate(state.generators):
-                rows = state.members.rows(slice(group, group + 1))
-                own = {name: tensor[rows] for name, tensor in state.own.items()}
-                self.walk.advance(under(ANCHOR, own), under(MEMORY, own), stds, generator)
+                own = state.chain(group).own
+                self.walk.advance(own["anchor"], own["walk"], stds, generator)
 
         def finish(state: State) -> None:
             state.finished.append(state.members)
@@ -191,11 +184,11 @@ class SequentialAnchored(Method):
         chains, num_short = split_budget(member_epochs, first, self.short_epochs, self.num_chains)
         return replace(self, num_chains=chains, first_epochs=first), first + num_short * self.short_epochs
 
-    def _warn_of_short_walk(self, num_short: int) -> None:
+    def remarks(self, epochs: int) -> Iterator[str]:
+        _, num_short = self.lengths(epochs)
         if 0 < num_short < self.walk.traversal / 2:
-            warnings.warn(
+            yield (
                 f"A chain's anchor walks {num_short} steps, but crossing the prior takes about "
                 f"{self.walk.traversal:.0f}: members of a chain cover less than half of the prior's width "
-                f"and are alike. Take longer steps (walk={self.walk}), more short trainings or more chains.",
-                stacklevel=2,
+                f"and are alike. Take longer steps (walk={self.walk}), more short trainings or more chains."
             )

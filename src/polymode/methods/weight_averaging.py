@@ -6,7 +6,7 @@ Simple Baseline for Bayesian Uncertainty in Deep Learning" (SWAG), 2019.
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -30,18 +30,18 @@ from polymode.training.contract import (
     State,
     epochs_before,
     nothing,
-    under,
 )
-
-# Names with a slash, which no module has, of tensors that a chain has one of: the mean of weights over
-# epochs, the sum of their squared deviations from it, the latest deviations, the mean of batch statistics.
-MEAN, SPREAD, DEVIATIONS, STATISTICS = "mean/", "spread/", "deviations/", "statistics/"
-EPOCHS, EXAMPLES = "averaging/epochs", "averaging/examples"  # how many have been seen
+from polymode.trees import map_tree
 
 
 @dataclass(frozen=True)
 class _Averaging(Method):
-    """Collects the weights at the end of each of the last epochs of another method's training."""
+    """Collects the weights at the end of each of the last epochs of another method's training.
+
+    ``State.common["averaging"]`` holds, of each chain: "epochs" and "examples", how many have been seen;
+    "mean", of weights over epochs; "spread", the sum of their squared deviations from it; "deviations", the
+    latest of them; "statistics", the mean of batch statistics.
+    """
 
     _least: ClassVar[int] = 1  # epochs to average
 
@@ -71,18 +71,26 @@ class _Averaging(Method):
         each, epochs = self.of.for_budget(member_epochs)
         return replace(self, of=each), epochs
 
+    def remarks(self, epochs: int) -> Iterable[str]:
+        return self.of.remarks(epochs)
+
+    @property
+    def initial_members(self) -> int:
+        return self.of.initial_members
+
     def findings(self, problem: Problem, state: State) -> dict[str, Any]:
         return self.of.findings(problem, state)
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         state = self.of.init(problem, generator)
-        state.common |= {
-            EPOCHS: torch.zeros(1, dtype=torch.int64),
-            EXAMPLES: torch.zeros(1, dtype=torch.int64),
-        }
         owned = state.members.stacked.keys()  # a layer that is never called has nothing to estimate
-        for name in (name for name in _estimated(problem) if name in owned):
-            state.common[STATISTICS + name] = torch.zeros_like(_by_chain(state, name))
+        estimated = [name for name in _estimated(problem) if name in owned]
+        state.common["averaging"] = {
+            "epochs": torch.zeros(1, dtype=torch.int64),
+            "examples": torch.zeros(1, dtype=torch.int64),
+            "statistics": _zeros(state, estimated),
+            "mean": _zeros(state, _weights(problem, state)),
+        }
         return state
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
@@ -95,8 +103,8 @@ class _Averaging(Method):
 
         def collect(state: State) -> None:
             trained.end_epoch(state)
-            state.common[EPOCHS].add_(1)
-            number = int(state.common[EPOCHS][0]) - (start - before)
+            seen = state.common["averaging"]["epochs"].add_(1)
+            number = int(seen[0]) - (start - before)
             if number >= 1:
                 self._collect(state, number)
 
@@ -146,19 +154,14 @@ class SWA(_Averaging):
     def num_parameters(self, module: nn.Module) -> int:
         return self.of.num_parameters(module)
 
-    def init(self, problem: Problem, generator: torch.Generator) -> State:
-        state = super().init(problem, generator)
-        state.common |= {MEAN + n: torch.zeros_like(_by_chain(state, n)) for n in _weights(problem, state)}
-        return state
-
     def _collect(self, state: State, number: int) -> None:
-        for name, mean in _under(MEAN, state).items():
+        for name, mean in state.common["averaging"]["mean"].items():
             mean.add_(_by_chain(state, name) - mean, alpha=1 / number)
 
     def _finished(self, problem: Problem, trained: Phase, others: list[Phase], collected: int) -> list[Phase]:
         def leave(state: State) -> None:
             trained.leave(state)
-            for name, mean in _under(MEAN, state).items():
+            for name, mean in state.common["averaging"]["mean"].items():
                 _by_chain(state, name).copy_(mean)
 
         averaged = replace(trained, leave=leave)
@@ -208,35 +211,37 @@ class SWAG(_Averaging):
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         state = super().init(problem, generator)
-        for name in _weights(problem, state):
-            now = _by_chain(state, name)
-            state.common[MEAN + name] = torch.zeros_like(now)
-            state.common[SPREAD + name] = torch.zeros_like(now)
-            if self.rank:
-                state.common[DEVIATIONS + name] = now.new_zeros(1, self.rank, *now.shape[1:])
+        averaging = state.common["averaging"]
+        averaging["spread"] = map_tree(torch.zeros_like, averaging["mean"])
+        averaging["deviations"] = {}
+        if self.rank:
+            averaging["deviations"] = map_tree(
+                lambda t: t.new_zeros(1, self.rank, *t.shape[1:]), averaging["mean"]
+            )
         return state
 
     def _collect(self, state: State, number: int) -> None:
-        for name, mean in _under(MEAN, state).items():
+        averaging = state.common["averaging"]
+        for name, mean in averaging["mean"].items():
             now, before = _by_chain(state, name), mean.clone()
             mean.add_(now - mean, alpha=1 / number)
             # Welford's sum: mean θ² − θ̄² would lose all digits of a variance that is small beside θ̄².
-            state.common[SPREAD + name].addcmul_(now - before, now - mean)
+            averaging["spread"][name].addcmul_(now - before, now - mean)
             if self.rank:
-                state.common[DEVIATIONS + name][:, (number - 1) % self.rank] = now - mean
+                averaging["deviations"][name][:, (number - 1) % self.rank] = now - mean
 
     def draw(self, state: State, num_epochs: int) -> None:
         """Put a draw of every chain in the place of its weights; ``num_epochs`` were collected."""
-        kept = min(num_epochs, self.rank)
+        kept, averaging = min(num_epochs, self.rank), state.common["averaging"]
         for group, generator in enumerate(state.generators):
             common = torch.randn(kept, generator=generator, dtype=torch.float64) / math.sqrt(max(kept - 1, 1))
-            for name, mean in _under(MEAN, state).items():
+            for name, mean in averaging["mean"].items():
                 centre = mean[group].double()
-                variance = state.common[SPREAD + name][group].double() / num_epochs
+                variance = averaging["spread"][name][group].double() / num_epochs
                 own = torch.randn(centre.shape, generator=generator, dtype=torch.float64)
                 step = variance.sqrt() * own.to(centre.device)
                 if kept:
-                    deviations = state.common[DEVIATIONS + name][group, :kept].double()
+                    deviations = averaging["deviations"][name][group, :kept].double()
                     step = step + torch.tensordot(common.to(centre.device), deviations, 1)
                 _by_chain(state, name)[group].copy_(centre + math.sqrt(self.scale) * step)
 
@@ -279,22 +284,23 @@ def re_estimate(
 
     def begin(state: State) -> None:
         enter(state)
-        state.common[EXAMPLES].zero_()
+        state.common["averaging"]["examples"].zero_()
 
     def step(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
         [batch] = batches
         losses = objective.losses(state, batch, training=True)
+        averaging = state.common["averaging"]
         for piece in batch.pieces:
-            seen = state.common[EXAMPLES][piece.groups]
+            seen = averaging["examples"][piece.groups]
             seen.add_(piece.batch_size)
-            for key, mean in _under(STATISTICS, state).items():
+            for key, mean in averaging["statistics"].items():
                 part = mean[piece.groups]
                 share = (piece.batch_size / seen).to(part).reshape(-1, *[1] * (part.ndim - 1))
                 part.add_(share * (_by_chain(state, key)[piece.groups] - part))
         return losses
 
     def end(state: State) -> None:
-        for key, mean in _under(STATISTICS, state).items():
+        for key, mean in state.common["averaging"]["statistics"].items():
             _by_chain(state, key).copy_(mean)
         leave(state)
 
@@ -318,8 +324,8 @@ def _by_chain(state: State, name: str) -> Tensor:
     return members.stacked[name].unflatten(0, (members.num_groups, -1))
 
 
-def _under(prefix: str, state: State) -> Tensors:
-    return under(prefix, state.common)
+def _zeros(state: State, names: Sequence[str]) -> Tensors:
+    return {name: torch.zeros_like(_by_chain(state, name)) for name in names}
 
 
 def _weights(problem: Problem, state: State) -> list[str]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from polymode.errors import CannotVectorise, InputError, PolymodeError, unknown_name
-from polymode.trees import Tree, leaves, map_tree
+from polymode.trees import Tree, filled, leaves, map_tree
 
 Tensors = dict[str, Tensor]
 Backend = Literal["vmap", "loop"]
@@ -293,28 +293,29 @@ def _vmap(function: Callable, members: Members, own: Tree, of_group: Tree) -> An
     size, groups = members.group_size, members.num_groups
     scattered = {name: t for name, t in members.stacked.items() if _is_scattered(t)}
     packed = {name: tensor.contiguous() for name, tensor in scattered.items()}
-    of_member, rebuild_member = _flattened((members.stacked | packed, own))
-    of_chain, rebuild_chain = _flattened((members.shared, of_group))
+    # Tensors go through vmap as a flat list: its own flattening is far slower.
+    of_member, of_chain = (members.stacked | packed, own), (members.shared, of_group)
+    each, shared = list(leaves(of_member)), list(leaves(of_chain))
 
     def one_member(*tensors: Tensor) -> Any:
-        stacked, own = rebuild_member(tensors[: len(of_member)])
-        shared, of_group = rebuild_chain(tensors[len(of_member) :])
+        stacked, own = filled(of_member, tensors)
+        shared, of_group = filled(of_chain, tensors[len(each) :])
         return function(shared | stacked, own, of_group)
 
     try:
         if size == 1:
-            results = vmap(one_member, randomness="error")(*of_member, *of_chain)
+            results = vmap(one_member, randomness="error")(*each, *shared)
             for name, tensor in scattered.items():
                 tensor.copy_(packed[name])
             return results
         # What a group shares is not mapped inside it: vmap folds such a layer into one large batch
         # and computes everything before the first stacked layer once.
-        in_dims = (0,) * len(of_member) + (None,) * len(of_chain)
+        in_dims = (0,) * len(each) + (None,) * len(shared)
         one_group = vmap(one_member, in_dims=in_dims, randomness="error")
         if groups == 1:
-            return one_group(*of_member, *(t[0] for t in of_chain))
-        folded = [t.unflatten(0, (groups, size)) for t in of_member]
-        outputs = vmap(one_group, randomness="error")(*folded, *of_chain)
+            return one_group(*each, *(t[0] for t in shared))
+        folded = [t.unflatten(0, (groups, size)) for t in each]
+        outputs = vmap(one_group, randomness="error")(*folded, *shared)
         return map_tree(lambda t: t.flatten(0, 1), outputs)
     except PolymodeError:
         raise
@@ -330,26 +331,6 @@ def _is_scattered(tensor: Tensor) -> bool:
     """
     rows = tensor.shape[0]
     return not tensor.requires_grad and rows > 1 and tensor.stride(0) != tensor.numel() // rows
-
-
-def _flattened(tree: Tree) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tree]]:
-    """The tensors of a tree as a list, and the way back; vmap's own flattening is far slower."""
-    tensors: list[Tensor] = []
-
-    def number(tensor: Tensor) -> int:
-        tensors.append(tensor)
-        return len(tensors) - 1
-
-    places = map_tree(number, tree)
-
-    def rebuild(values: Sequence[Tensor], places: Tree = places) -> Tree:
-        if isinstance(places, int):
-            return values[places]
-        if isinstance(places, dict):
-            return {key: rebuild(values, place) for key, place in places.items()}
-        return type(places)(rebuild(values, place) for place in places)
-
-    return tensors, rebuild
 
 
 def forward_members(

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.trees import Tree, leaves, map_tree
+from polymode.trees import Tree, filled, leaves, map_tree
 
 Recording = Callable[[Tree], Any]
 
@@ -19,12 +19,11 @@ def record(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recordi
     chance, and a resumed run could decide otherwise than the one it continues.
     """
     places: list[Tensor] = list(leaves(arguments))
-    shape_of_result: list[Any] = []
+    form_of_result: list[Any] = []
 
     def flat(*tensors: Tensor) -> list[Tensor]:
-        values = iter(tensors)
-        result = function(*map_tree(lambda _: next(values), arguments))
-        shape_of_result[:] = [map_tree(lambda _: None, result)]
+        result = function(*filled(arguments, tensors))
+        form_of_result[:] = [result]
         return list(leaves(result))
 
     try:
@@ -39,10 +38,11 @@ def record(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recordi
     if not all(map(_equal_up_to_rounding, replayed, directly)):
         return None
 
+    form = map_tree(torch.Tensor.detach, form_of_result[0])
+
     def replay(arguments: Tree) -> Any:
         with torch.no_grad():
-            values = iter(graph(*leaves(arguments)))
-        return _filled(shape_of_result[0], values)
+            return filled(form, graph(*leaves(arguments)))
 
     return replay
 
@@ -56,11 +56,3 @@ def _equal_up_to_rounding(replayed: Tensor, direct: Tensor) -> bool:
     return replayed.shape == direct.shape and torch.allclose(
         replayed, direct, rtol=0.0, atol=tolerance, equal_nan=True
     )
-
-
-def _filled(shape: Any, values: Any) -> Any:
-    if isinstance(shape, dict):
-        return {key: _filled(part, values) for key, part in shape.items()}
-    if isinstance(shape, tuple | list):
-        return type(shape)(_filled(part, values) for part in shape)
-    return next(values)

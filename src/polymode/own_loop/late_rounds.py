@@ -1,7 +1,7 @@
 """Late-phase weights for one's own training loop (von Oswald et al. 2021, Algorithm 1).
 
 The module stays the user's and its parameters stay the same objects; their values are those of one member
-at a time. ``fit(pm.methods.LateRounds(...))`` is the same algorithm with everything around it.
+at a time. ``fit(pm.methods.LatePhase(...))`` is the same algorithm with everything around it.
 """
 
 import copy
@@ -76,7 +76,7 @@ class LateRounds:
         if "hypernetwork" in ((weights,) if isinstance(weights, str) else weights or ()):
             raise InputError(
                 "A hypernetwork makes kernels of weights that the module does not have: train it with "
-                "fit(pm.methods.LateRounds(weights='hypernetwork'))."
+                "fit(pm.methods.LatePhase(weights='hypernetwork'))."
             )
         self.module, self.num_members, self.noise, self.base_scale = module, num_members, noise, base_scale
         self.average: Average = average

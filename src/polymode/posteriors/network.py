@@ -46,6 +46,7 @@ class Network:
 
     always_eval: tuple[str, ...] = ()  # layers the user keeps in evaluation mode, such as frozen BatchNorm
     adapted_by: str = ""  # the method that changed the user's network otherwise than by ``Sampling``
+    draws_globally: bool = False  # the module draws from the global random state by itself (``F.dropout``)
     channels_last: bool = field(init=False)
     dtype: torch.dtype = field(init=False)  # of the weights, and hence of floating-point inputs
 

@@ -1,6 +1,7 @@
 """Transition kernels on dictionaries of tensors; no network is involved."""
 
 from polymode.samplers.adaptation import DualAveraging
+from polymode.samplers.vectors import as_vectors, views_of
 from polymode.samplers.walks import (
     WALKS,
     Autoregressive,
@@ -19,5 +20,7 @@ __all__ = [
     "Independent",
     "RandomWalk",
     "Walk",
+    "as_vectors",
     "draw_prior",
+    "views_of",
 ]

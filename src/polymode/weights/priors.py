@@ -104,14 +104,6 @@ def gaussian_prior(stds: Mapping[str, float]) -> Penalty:
     return lambda weights, _: gaussian_penalty({name: weights[name] for name in stds}, stds)
 
 
-ANCHOR = "anchor."  # where a member keeps its anchor: ``State.own["anchor." + name]``
-
-
 def anchored_prior(stds: Mapping[str, float]) -> Penalty:
-    """Make the penalty of a prior that is centred at the member's own anchor, N(a, s²)."""
-
-    def penalty(weights: Tensors, own: Tree) -> Tensor:
-        centre = {name: own[ANCHOR + name] for name in stds}
-        return gaussian_penalty({name: weights[name] for name in stds}, stds, centre)
-
-    return penalty
+    """Make the penalty of a prior that is centred at the member's own anchor, N(a, s²): ``own["anchor"]``."""
+    return lambda weights, own: gaussian_penalty({name: weights[name] for name in stds}, stds, own["anchor"])

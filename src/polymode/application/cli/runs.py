@@ -17,7 +17,7 @@ from polymode.application.datasets import characters
 from polymode.application.datasets.folders import read_images
 from polymode.application.datasets.loading import load_inputs_for_ood, load_labelled, load_task
 from polymode.application.datasets.tables import SUFFIXES, read_rows
-from polymode.data import Data, Preprocessing, Split, Task, as_tree
+from polymode.data import Data, Preprocessing, Split, Task, as_tree, fingerprint
 from polymode.errors import CheckpointError, InputError, require, shortened
 from polymode.imports import import_object, import_only, is_import
 from polymode.judging.evaluation import arrays_of
@@ -26,7 +26,6 @@ from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.base import MANIFEST
 from polymode.storage import entry, inside, read_document, refuse_links, well_formed
 from polymode.training.loop.arithmetic import recorded_threads
-from polymode.training.loop.setup import fingerprint
 from polymode.trees import Tree
 
 

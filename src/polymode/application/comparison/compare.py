@@ -11,7 +11,7 @@ import torch
 from polymode.application.comparison.columns import columns_for, quality_of
 from polymode.application.comparison.judgement import Judgement, judge
 from polymode.application.comparison.results import Comparison, Result
-from polymode.data import ArrayData, Data, Split, Task
+from polymode.data import ArrayData, Data, Split, Task, fingerprint, fingerprints
 from polymode.errors import CheckpointError, InputError, require
 from polymode.judging.reference import Reference
 from polymode.likelihoods import Likelihood, make_likelihood
@@ -31,12 +31,11 @@ from polymode.storage import (
 )
 from polymode.training import epochs_of, fit
 from polymode.training.contract import Epoch, Method, describe
-from polymode.training.contract.objective import Precision
+from polymode.training.contract.execution import Precision
 from polymode.training.keeping.folder import hardware, versions
 from polymode.training.keeping.progress import Reporter, Silent
 from polymode.training.loop.arithmetic import recorded_threads, with_threads
-from polymode.training.loop.fit import usable_device
-from polymode.training.loop.setup import fingerprint, fingerprints
+from polymode.training.loop.settings import usable_device
 
 SCORES_FILE, COMPARISON_FILE, TASK_FILE = "scores.json", "comparison.json", "task.json"
 

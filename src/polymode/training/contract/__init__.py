@@ -3,10 +3,12 @@
 from polymode.training.contract.batch import Batch, Piece
 from polymode.training.contract.descent import Descent
 from polymode.training.contract.epoch import Epoch
+from polymode.training.contract.execution import Execution
 from polymode.training.contract.method import (
     Hook,
     Keep,
     KeepBest,
+    Measure,
     Method,
     Over,
     Phase,
@@ -22,16 +24,18 @@ from polymode.training.contract.method import (
 from polymode.training.contract.objective import Gradients, Objective, next_noise
 from polymode.training.contract.optimizers import MemberOptimizer, Optimizer, clip_each
 from polymode.training.contract.perturbation import draw_data_seed, perturbed
-from polymode.training.contract.state import State, under
+from polymode.training.contract.state import State
 
 __all__ = [
     "Batch",
     "Descent",
     "Epoch",
+    "Execution",
     "Gradients",
     "Hook",
     "Keep",
     "KeepBest",
+    "Measure",
     "MemberOptimizer",
     "Method",
     "Objective",
@@ -52,5 +56,4 @@ __all__ = [
     "next_noise",
     "nothing",
     "perturbed",
-    "under",
 ]

@@ -7,17 +7,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an observer is told at the end of every epoch; losses and validation scores are [M].
+    """What an observer is told at the end of every epoch; losses, validation scores and measures are [M].
 
-    labels: [M, 3], data set, chain and member. rate: the schedule's factor at the last step.
-    learning_rates: of each optimiser, with that factor. epochs_done: in all phases. member_epochs: gradient
-    passes over a data set so far, the mean over data sets.
+    measures: what the method shows of its members, such as their sparsity. labels: [M, 3], data set, chain
+    and member. rate: the schedule's factor at the last step. learning_rates: of each optimiser, with that
+    factor. epochs_done: in all phases. member_epochs: gradient passes over a data set so far, the mean over
+    data sets.
     """
 
     phase: str
     epoch: int
     losses: Tensor
     validation: dict[str, Tensor]
+    measures: dict[str, Tensor]
     labels: Tensor
     rate: float
     learning_rates: dict[str, float]

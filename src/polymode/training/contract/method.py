@@ -17,7 +17,8 @@ from polymode.posteriors import Posterior
 from polymode.posteriors.network import Network
 from polymode.schedules import Constant, Schedule
 from polymode.training.contract.batch import Batch
-from polymode.training.contract.objective import Execution, Objective
+from polymode.training.contract.execution import Execution
+from polymode.training.contract.objective import Objective
 from polymode.training.contract.optimizers import MemberOptimizer, Optimizer
 from polymode.training.contract.state import State
 from polymode.trees import Tree
@@ -33,14 +34,18 @@ class Problem:
     """What a method knows about its task: the network, its weights, where a chain starts.
 
     trainable: names of the weights with a gradient. exempt: those that carry no decay when an
-    optimiser says ``decay_all=False``. start: draws the initial weights of a chain's next network.
+    optimiser says ``decay_all=False``. start: draws the initial weights of a chain, by its number.
+    observations: N of every chain's data set, [G]. initial: weights of the members that ``fit(initial=...)``
+    lets this chain begin at.
     """
 
     network: Network
     trainable: frozenset[str]
     exempt: frozenset[str]
-    start: Callable[[int, torch.Generator], Tensors]  # of a chain, by its number
+    start: Callable[[int, torch.Generator], Tensors]
     execution: Execution
+    observations: Tensor
+    initial: Sequence[Tensors] = ()
     chain: int = 0
     group: int = 0  # the chain's place among all that run side by side
     # Draws the weights of some layers anew, as the user's model or the layers themselves draw them.
@@ -51,10 +56,12 @@ class Problem:
     @property
     def num_observations(self) -> int:
         """Training observations of this chain's data set."""
-        return int(self.execution.num_observations[self.group])
+        return int(self.observations[self.group])
 
     def initial_weights(self, generator: torch.Generator) -> Tensors:
-        """The weights of one network, drawn as the user's model draws them."""
+        """The weights of one network: of the member to begin at, or drawn as the user's model draws them."""
+        if self.initial:
+            return self.start(0, generator) | self.initial[0]
         return self.start(self.chain, generator)
 
     def initial_members(self, generator: torch.Generator) -> Members:
@@ -75,7 +82,7 @@ class Problem:
     ) -> Objective:
         """The loss of this problem's network and likelihood with a method's own terms."""
         names = self.trainable if trainable is None else trainable
-        return Objective(self.network, names, self.execution, penalty, realise, noise)
+        return Objective(self.network, names, self.execution, self.observations, penalty, realise, noise)
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,7 @@ def epochs_before(name: str, value: float, epochs: int | None) -> int:
 
 Step = Callable[[State, Sequence[Batch], Objective], Tensor]
 Hook = Callable[[State], None]
+Measure = Callable[[State], Mapping[str, Tensor]]
 
 
 def descend(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
@@ -202,8 +210,9 @@ class Phase:
 
     step: what happens with each round of ``batches`` minibatches ("full": the whole data set).
     optimizers: built when the phase begins; those named in ``carry`` go on as they were.
-    schedule: multiplies the learning rates. cost: member-epochs that a chain spends in an epoch.
-    enter, end_epoch, leave: hooks of the method at the phase's borders.
+    schedule: multiplies the learning rates. penalty_schedule: multiplies the penalty; None leaves it as it
+    is. cost: member-epochs that a chain spends in an epoch. measure: what to show of each member after every
+    epoch, {name: [M]}. enter, end_epoch, leave: hooks of the method at the phase's borders.
     """
 
     name: str
@@ -213,9 +222,11 @@ class Phase:
     optimizers: Mapping[str, Over] = field(default_factory=dict)
     carry: frozenset[str] = frozenset()
     schedule: Schedule = Constant()
+    penalty_schedule: Schedule | None = None
     batches: int | Literal["full"] = 1
     cost: float = 1.0
     keep: KeepBest | None = None
+    measure: Measure | None = None
     enter: Hook = nothing
     end_epoch: Hook = nothing
     leave: Hook = nothing
@@ -262,6 +273,11 @@ class Method(ABC):
         return 1
 
     @property
+    def initial_members(self) -> int:
+        """Members of the posterior in ``fit(initial=...)`` that each chain begins at."""
+        return 1
+
+    @property
     def can_average(self) -> bool:
         """Whether the posterior is made of the weights as they are when training ends.
 
@@ -293,6 +309,10 @@ class Method(ABC):
     @abstractmethod
     def posterior(self, problem: Problem, state: State) -> Posterior:
         """What one finished chain leaves behind."""
+
+    def remarks(self, epochs: int) -> Iterable[str]:
+        """What is allowed, but might not be what was meant; ``fit`` warns of it."""
+        return ()
 
     def findings(self, problem: Problem, state: State) -> dict[str, Any]:
         """What one chain, finished, has to say about itself, as JSON values; nothing unless it says so."""

@@ -1,14 +1,15 @@
 """The objective of one member, and its losses and gradients for all of them at once."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from polymode.data import Examples
 from polymode.errors import NonFiniteLoss
 from polymode.networks.members import Backend, Members, Tensors, call_module, map_members
 from polymode.networks.recording import Recording, record
@@ -16,13 +17,12 @@ from polymode.networks.surgery import seed_buffers
 from polymode.posteriors.network import Network
 from polymode.seeds import global_seed
 from polymode.training.contract.batch import Batch, Piece
+from polymode.training.contract.execution import Execution
 from polymode.trees import Tree, leaves, map_tree
 from polymode.weights.priors import Penalty
 
 if TYPE_CHECKING:
     from polymode.training.contract.state import State
-
-Precision = Literal["full", "bfloat16", "double"]  # double is a matter of the weights and the data
 
 # Constants of the 64-bit linear congruential generator of Knuth (MMIX): the next noise seed.
 _MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407
@@ -31,22 +31,6 @@ _MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407
 def next_noise(noise: Tensor) -> Tensor:
     """The seeds that follow on seeds [M]."""
     return noise * _MULTIPLIER + _INCREMENT
-
-
-@dataclass
-class Execution:
-    """How ``fit`` runs the members; set once at the start of a run.
-
-    uses_global_random: the module draws from the global random state by itself (``F.dropout``);
-    num_observations: [G], training observations of each chain's data set.
-    """
-
-    device: torch.device
-    num_observations: Tensor
-    backend: Backend = "loop"
-    prediction_backend: Backend = "loop"  # in evaluation mode some modules take other kernels
-    precision: Precision = "full"
-    uses_global_random: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,11 +42,27 @@ class Gradients:
 
 
 @dataclass(frozen=True)
+class _Part:
+    """Members whose batches have one size, with all that their losses depend on.
+
+    rows: theirs on the member axis. divisors: [G], N over the factor of the penalty. seeds: [M].
+    """
+
+    piece: Piece
+    rows: slice
+    members: Members
+    own: Tree
+    divisors: Tensor
+    seeds: Tensor
+
+
+@dataclass(frozen=True)
 class Objective:
     """L_m = −(1/n) Σ_batch log p(y | x, θ_m) + penalty(θ_m)/N, each member on its own.
 
+    num_observations: N, training observations of each chain's data set, [G].
     penalty: minus the log prior (or the KL term) of one member, given its trained tensors and its
-        part of ``State.own``; divided by N, the number of training observations, never by the batch.
+        part of ``State.own``; divided by N, never by the batch.
     realise: makes the module's weights from what is trained and ``State.own``; the identity by default.
     noise: stacked entries that ``realise`` draws from; each gets its member's new seed at every gradient.
     """
@@ -70,6 +70,7 @@ class Objective:
     network: Network
     trainable: frozenset[str]
     execution: Execution
+    num_observations: Tensor
     penalty: Penalty | None = None
     realise: Callable[[Tensors, Tree], Tensors] | None = None
     noise: tuple[str, ...] = ()
@@ -81,32 +82,18 @@ class Objective:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_seeds", (*self.noise, *seed_buffers(self.network.module)))
 
-    def loss(self, weights: Tensors, own: Tree, of_group: Tree) -> Tensor:
-        """The loss of one member on one batch."""
-        examples = of_group["examples"]
-        with self._autocast():
-            outputs = call_module(self.network.module, self.realised(weights, own), examples["inputs"])
-        loss = self.network.likelihood.mean_loss(
-            map_tree(Tensor.float, outputs) if self.execution.precision == "bfloat16" else outputs,
-            examples["targets"],
-            examples.get("weights"),
-        )
-        if self.penalty is not None:
-            loss = loss + self.penalty(weights, own) / of_group["num_observations"]
-        return loss
-
-    @property
-    def reads_own(self) -> bool:
-        """Whether the loss depends on ``State.own``; vmap is spared tensors that nobody reads."""
-        return self.penalty is not None or self.realise is not None
+    def loss(self, weights: Tensors, own: Tree, examples: Examples, divisor: Tensor) -> Tensor:
+        """The loss of one member on one batch; everything else maps this over members."""
+        mixed = self.execution.precision == "bfloat16"
+        with torch.autocast(self.execution.device.type, torch.bfloat16) if mixed else nullcontext():
+            outputs = call_module(self.network.module, self.realised(weights, own), examples.inputs)
+        if mixed:
+            outputs = map_tree(Tensor.float, outputs)
+        loss = self.network.likelihood.mean_loss(outputs, examples.targets, examples.weights)
+        return loss if self.penalty is None else loss + self.penalty(weights, own) / divisor
 
     def realised(self, weights: Tensors, own: Tree) -> Tensors:
         return weights if self.realise is None else self.realise(weights, own)
-
-    def _autocast(self) -> AbstractContextManager:
-        if self.execution.precision == "bfloat16":
-            return torch.autocast(self.execution.device.type, torch.bfloat16)
-        return nullcontext()
 
     def losses_and_gradients(
         self, state: "State", batch: Batch, member: int | None = None, *, check: bool = True
@@ -116,37 +103,22 @@ class Objective:
         member: only the member-th of each chain; None means all of them. check: raise where a loss is not
         finite.
         """
-        members = state.members
-        whole = slice(0, members.num_groups)
-        complete = member is None and len(batch.pieces) == 1 and batch.pieces[0].groups == whole
-        losses: Tensor | None = None
-        gathered: Gradients | None = None
-        for piece in batch.pieces:
-            part = members if complete else members.groups(piece.groups, member)
-            rows = members.rows(piece.groups, member)
-            self._advance_noise(state, rows)
-            own = {name: tensor[rows] for name, tensor in state.own.items()} if self.reads_own else {}
-            part_losses, part_gradients = self._evaluate(part, own, piece, state.noise[rows])
+        evaluate = self._together if self.execution.backend == "vmap" else self._one_by_one
+        losses, stacked, shared = None, {}, {}
+        for part in self._parts(state, batch, member):
+            found, gradients = evaluate(part)
             if check:
-                _check_finite(part_losses, part)
-            state.gradient_examples[piece.groups].add_(piece.batch_size * part.group_size)
-            if complete:
-                return part_losses, part_gradients
-            if losses is None or gathered is None:
-                losses = part_losses.new_full((members.num_members,), torch.nan)
-                gathered = Gradients(self._unfilled(members), {})
-            losses[rows] = part_losses
-            for name, tensor in part_gradients.stacked.items():
-                gathered.stacked[name][rows] = tensor
-            if piece.groups == whole:  # of one member of every chain: nothing to put together
-                return losses, Gradients(gathered.stacked, part_gradients.shared)
-            for name, tensor in part_gradients.shared.items():
-                if name not in gathered.shared:
-                    gathered.shared[name] = torch.zeros_like(members.shared[name])
-                gathered.shared[name][piece.groups] = tensor
+                _check_finite(found, part.members)
+            _count(state, part)
+            if part.members is state.members:  # all of them at once: nothing to put together
+                return found, gradients
+            if losses is None:
+                losses = found.new_full((state.members.num_members,), torch.nan)
+            losses[part.rows] = found
+            _put(gradients.stacked, stacked, state.members.stacked, part.rows)
+            _put(gradients.shared, shared, state.members.shared, part.piece.groups)
         assert losses is not None
-        assert gathered is not None
-        return losses, gathered
+        return losses, Gradients(stacked, shared)
 
     @torch.no_grad()
     def losses(self, state: "State", batch: Batch, *, training: bool) -> Tensor:
@@ -154,38 +126,107 @@ class Objective:
 
         training: as in a step, so that running statistics move; otherwise as in prediction, and nothing does.
         """
-        execution, members = self.execution, state.members
-        # Prediction has no mixed precision, and neither has what is to be compared with it.
-        loss = (self if training else replace(self, execution=replace(execution, precision="full"))).loss
-        seen: list[tuple[slice, Tensor]] = []
+        objective, backend = self, self.execution.backend
         if training:
             self.network.train()
-        else:
+        else:  # prediction has no mixed precision, and neither has what is to be compared with it
+            objective = replace(self, execution=replace(self.execution, precision="full"))
+            backend = self.execution.prediction_backend
             self.network.module.eval()
-        for piece in batch.pieces:
-            rows = members.rows(piece.groups)
-            if training:
-                self._advance_noise(state, rows)
-            own = {name: tensor[rows] for name, tensor in state.own.items()} if self.reads_own else {}
-            examples = {"inputs": piece.inputs, "targets": piece.targets}
-            if piece.weights is not None:
-                examples["weights"] = piece.weights
-            of_group = {"num_observations": execution.num_observations[piece.groups]}
-            same = {} if piece.has_groups else {"examples": examples}
-            with self._randomness(state.noise[rows][0]):
-                found = map_members(
-                    lambda weights, own, of_group, same=same: loss(weights, own, of_group | same),
-                    members.groups(piece.groups),
-                    own,
-                    of_group | ({"examples": examples} if piece.has_groups else {}),
-                    backend=execution.backend if training else execution.prediction_backend,
-                )
-            seen.append((rows, found))
+        losses = None
+        for part in self._parts(state, batch, None, advance=training):
+            with self._randomness(part.seeds[0]):
+                found = objective._mapped(part, part.members, backend)
+            if losses is None:
+                losses = found.new_full((state.members.num_members,), torch.nan)
+            losses[part.rows] = found
         self.network.train()
-        losses = seen[0][1].new_full((members.num_members,), torch.nan)
-        for rows, found in seen:
-            losses[rows] = found
+        assert losses is not None
         return losses
+
+    def _parts(
+        self, state: "State", batch: Batch, member: int | None, *, advance: bool = True
+    ) -> Iterator[_Part]:
+        """What is evaluated at once; the noise of the members in it moves on."""
+        members, reads_own = state.members, self.penalty is not None or self.realise is not None
+        for piece in batch.pieces:
+            rows = members.rows(piece.groups, member)
+            complete = member is None and rows == slice(0, members.num_members)
+            part = members if complete else members.groups(piece.groups, member)
+            seeds = state.noise[rows]
+            if advance and (self._seeds or self.network.draws_globally):
+                seeds.copy_(next_noise(seeds))
+                for name in self._seeds:
+                    part.stacked[name].copy_(seeds)
+            # vmap is spared tensors that nobody reads.
+            own = map_tree(lambda t, rows=rows: t[rows], state.own) if reads_own else {}
+            divisors = self.num_observations[piece.groups]
+            if state.penalty_factors is not None:
+                divisors = divisors / state.penalty_factors[piece.groups].to(divisors.device)
+            yield _Part(piece, rows, part, own, divisors, seeds)
+
+    def _mapped(self, part: _Part, members: Members, backend: Backend) -> Tensor:
+        """The loss of every member of a part, [M]."""
+        examples = part.piece.examples
+        if part.piece.has_groups:
+            return map_members(
+                lambda weights, own, of_group: self.loss(weights, own, *of_group),
+                members,
+                part.own,
+                (examples, part.divisors),
+                backend=backend,
+            )
+        return map_members(
+            lambda weights, own, divisor: self.loss(weights, own, examples, divisor),
+            members,
+            part.own,
+            part.divisors,
+            backend=backend,
+        )
+
+    def _together(self, part: _Part) -> tuple[Tensor, Gradients]:
+        """All members in one graph: each gradient of the sum of losses is what it would be alone."""
+        stacked, shared = (
+            {name: _leaf(tensor) for name, tensor in tensors.items() if name in self.trainable}
+            for tensors in (part.members.stacked, part.members.shared)
+        )
+        members = replace(
+            part.members,
+            stacked=part.members.stacked | stacked,
+            shared=part.members.shared | shared,
+        )
+        losses = self._mapped(part, members, "vmap")
+        gradients = iter(_gradients(losses.sum(), [*stacked.values(), *shared.values()]))
+        return losses.detach(), Gradients(
+            {name: next(gradients) for name in stacked}, {name: next(gradients) for name in shared}
+        )
+
+    def _one_by_one(self, part: _Part) -> tuple[Tensor, Gradients]:
+        """Members one after another: each graph is freed before the next one is built."""
+        members, result, losses = part.members, Gradients({}, {}), []
+        for index in range(members.num_members):
+            group = index // members.group_size
+            weights = members.member(index)
+            leaves = {name: _leaf(tensor) for name, tensor in weights.items() if name in self.trainable}
+            own = map_tree(lambda t, index=index: t[index], part.own)
+            examples = part.piece.examples
+            if part.piece.has_groups:
+                examples = map_tree(lambda t, group=group: t[group], examples)
+            with self._randomness(part.seeds[index]):
+                loss = self.loss(weights | leaves, own, examples, part.divisors[group])
+            losses.append(loss.detach())
+            for name, gradient in zip(leaves, _gradients(loss, list(leaves.values())), strict=True):
+                if name in members.stacked:
+                    _add(gradient, result.stacked, members.stacked, name, index)
+                else:
+                    _add(gradient, result.shared, members.shared, name, group)
+        return torch.stack(losses), result
+
+    def _randomness(self, seed: Tensor) -> AbstractContextManager[None]:
+        """For networks that draw from the global random state by themselves."""
+        return global_seed(int(seed) & (2**62 - 1)) if self.network.draws_globally else nullcontext()
+
+    # --- the whole data set in a gradient -------------------------------------------------------
 
     def observations(self, batches: Sequence[Batch], state: "State") -> Tensor:
         """Observations of each member in each of some batches, [len(batches), M]; 0 where it is idle."""
@@ -193,9 +234,8 @@ class Objective:
         found = torch.zeros(len(batches), members.num_members, dtype=torch.float64)
         for row, batch in zip(found, batches, strict=True):
             for piece in batch.pieces:
-                each = (
-                    [int(count(t)) for t in piece.targets] if piece.has_groups else int(count(piece.targets))
-                )
+                targets = piece.examples.targets
+                each = [int(count(t)) for t in targets] if piece.has_groups else int(count(targets))
                 groups = row.unflatten(0, (members.num_groups, members.group_size))[piece.groups]
                 groups.copy_(torch.as_tensor(each, dtype=torch.float64).reshape(-1, 1))
         return found.to(self.execution.device)
@@ -207,141 +247,45 @@ class Objective:
         statistics.
         """
         if len(batches) == 1:
-            losses, gradients = self._without_side_effects(state, batches[0])
-            return losses, gradients.stacked
+            return self._replayed(state, batches[0])
         shares = observations / observations.sum(0)
         total = torch.zeros_like(observations[0])
         sums: Tensors = {}
         for batch, share in zip(batches, shares, strict=True):
-            losses, gradients = self._without_side_effects(state, batch)
+            losses, gradients = self._replayed(state, batch)
             total += torch.where(share > 0, share * losses, 0.0)
-            for name, gradient in gradients.stacked.items():
+            for name, gradient in gradients.items():
                 rows = share.to(gradient.dtype).reshape(-1, *[1] * (gradient.ndim - 1))
                 weighted = torch.where(rows > 0, rows * gradient, 0.0)
                 sums[name] = sums[name] + weighted if name in sums else weighted
         return total, sums
 
-    def _without_side_effects(self, state: "State", batch: Batch) -> tuple[Tensor, Gradients]:
-        """As ``losses_and_gradients``, unchecked; of a network without noise and running statistics.
+    def _replayed(self, state: "State", batch: Batch) -> tuple[Tensor, Tensors]:
+        """``losses_and_gradients``, recorded at the first call and replayed from then on.
 
-        What vmap and autograd do for it is recorded at the first call and replayed from then on: over the
-        thousands of passes of a sampler their bookkeeping costs as much as the arithmetic of a small network.
+        Over the thousands of passes of a sampler the bookkeeping of vmap and autograd costs as much as the
+        arithmetic of a small network.
         """
-        members, [piece, *others] = state.members, batch.pieces
-        everything = piece.groups == slice(0, members.num_groups) and not others and not members.shared
-        if self.execution.backend != "vmap" or not everything or self.reads_own or self._seeds:
-            return self.losses_and_gradients(state, batch, check=False)
-        examples = {"inputs": piece.inputs, "targets": piece.targets}
-        if piece.weights is not None:
-            examples["weights"] = piece.weights
-        counts = self.execution.num_observations
+        members = state.members
+        whole = len(batch.pieces) == 1 and len(batch.groups) == members.num_groups and not members.shared
+        if self.execution.backend != "vmap" or not whole or self._seeds:
+            losses, gradients = self.losses_and_gradients(state, batch, check=False)
+            return losses, gradients.stacked
+        [part] = self._parts(state, batch, None)
+        _count(state, part)
 
-        def evaluate(stacked: Tensors, examples: Tree) -> tuple[Tensor, Tensors]:
-            now = replace(members, stacked=stacked)
-            losses, gradients = self._vectorised(now, {}, examples, counts, has_groups=piece.has_groups)
+        def evaluate(stacked: Tensors, own: Tree, examples: Examples, divisors: Tensor) -> tuple:
+            piece, now = replace(part.piece, examples=examples), replace(members, stacked=stacked)
+            losses, gradients = self._together(_Part(piece, part.rows, now, own, divisors, part.seeds))
             return losses, gradients.stacked
 
-        arguments = (members.stacked, examples)
-        key = (piece.has_groups, *((t.shape, t.dtype, t.device) for t in leaves(arguments)))
+        arguments = (members.stacked, part.own, part.piece.examples, part.divisors)
+        form = ((t.shape, t.stride(), t.dtype, t.device) for t in leaves(arguments))
+        key = (part.piece.has_groups, *form)
         if key not in self._recordings:
             self._recordings[key] = record(evaluate, arguments)
         recording = self._recordings[key]
-        if recording is None:
-            return self.losses_and_gradients(state, batch, check=False)
-        state.gradient_examples.add_(piece.batch_size * members.group_size)
-        losses, gradients = recording(arguments)
-        return losses, Gradients(gradients, {})
-
-    def _unfilled(self, members: Members) -> Tensors:
-        return {n: torch.empty_like(t) for n, t in members.stacked.items() if n in self.trainable}
-
-    def _empty(self, members: Members) -> Gradients:
-        shared = {n: torch.zeros_like(t) for n, t in members.shared.items() if n in self.trainable}
-        return Gradients(self._unfilled(members), shared)
-
-    def _advance_noise(self, state: "State", rows: slice) -> None:
-        """New noise for the members that are evaluated; that of the others stays."""
-        if self._seeds or self.execution.uses_global_random:
-            noise = state.noise[rows]
-            noise.copy_(next_noise(noise))
-            for name in self._seeds:
-                state.members.stacked[name][rows].copy_(noise)
-
-    def _evaluate(
-        self, members: Members, own: Tensors, piece: Piece, noise: Tensor
-    ) -> tuple[Tensor, Gradients]:
-        examples = {"inputs": piece.inputs, "targets": piece.targets}
-        if piece.weights is not None:
-            examples["weights"] = piece.weights
-        counts = self.execution.num_observations[piece.groups]
-        if self.execution.backend == "vmap":
-            return self._vectorised(members, own, examples, counts, has_groups=piece.has_groups)
-        return self._one_by_one(members, own, examples, counts, noise, has_groups=piece.has_groups)
-
-    def _vectorised(
-        self, members: Members, own: Tensors, examples: Tree, counts: Tensor, *, has_groups: bool
-    ) -> tuple[Tensor, Gradients]:
-        stacked = {n: _leaf(t) for n, t in members.stacked.items() if n in self.trainable}
-        shared = {n: _leaf(t) for n, t in members.shared.items() if n in self.trainable}
-        leaves = replace(members, stacked=members.stacked | stacked, shared=members.shared | shared)
-        of_group = {"examples": examples} if has_groups else {}
-        same = {} if has_groups else {"examples": examples}
-        if self.penalty is not None:
-            of_group["num_observations"] = counts
-        losses = map_members(
-            lambda weights, own, of_group: self.loss(weights, own, of_group | same),
-            leaves,
-            own,
-            of_group,
-            backend="vmap",
-        )
-        tensors = [*stacked.values(), *shared.values()]
-        gradients = _gradients(losses.sum(), tensors)
-        first = len(stacked)
-        return losses.detach(), Gradients(
-            dict(zip(stacked, gradients[:first], strict=True)),
-            dict(zip(shared, gradients[first:], strict=True)),
-        )
-
-    def _one_by_one(
-        self,
-        members: Members,
-        own: Tensors,
-        examples: Tree,
-        counts: Tensor,
-        noise: Tensor,
-        *,
-        has_groups: bool,
-    ) -> tuple[Tensor, Gradients]:
-        """Members one after another: each graph is freed before the next one is built."""
-        result = self._empty(members) if members.num_members > 1 else Gradients({}, {})
-        losses = []
-        for index in range(members.num_members):
-            group = index // members.group_size
-            weights = members.member(index)
-            names = [name for name in weights if name in self.trainable]
-            leaves = {name: _leaf(weights[name]) for name in names}
-            row = map_tree(lambda t, g=group: t[g], examples) if has_groups else examples
-            of_group = {"examples": row, "num_observations": counts[group]}
-            mine = {name: tensor[index] for name, tensor in own.items()}
-            with self._randomness(noise[index]):
-                loss = self.loss(weights | leaves, mine, of_group)
-            gradients = _gradients(loss, list(leaves.values()))
-            losses.append(loss.detach())
-            for name, gradient in zip(names, gradients, strict=True):
-                if members.num_members == 1:
-                    kind = result.stacked if name in members.stacked else result.shared
-                    kind[name] = gradient[None]
-                elif name in members.stacked:
-                    result.stacked[name][index] = gradient
-                else:
-                    result.shared[name][group] += gradient
-        return torch.stack(losses), result
-
-    def _randomness(self, seed: Tensor) -> AbstractContextManager[None]:
-        if not self.execution.uses_global_random:
-            return nullcontext()
-        return global_seed(int(seed) & (2**62 - 1))
+        return evaluate(*arguments) if recording is None else recording(arguments)
 
 
 def _leaf(tensor: Tensor) -> Tensor:
@@ -351,6 +295,32 @@ def _leaf(tensor: Tensor) -> Tensor:
 def _gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     found = torch.autograd.grad(loss, tensors, allow_unused=True)
     return [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
+
+
+def _add(gradient: Tensor, to: Tensors, like: Tensors, name: str, row: int) -> None:
+    """Add the gradient of one member to the row of its own, or of its group."""
+    if len(like[name]) == 1 and name not in to:
+        to[name] = gradient[None]
+        return
+    if name not in to:
+        to[name] = torch.zeros_like(like[name])
+    to[name][row] += gradient
+
+
+def _put(gradients: Tensors, to: Tensors, like: Tensors, rows: slice) -> None:
+    """Put the gradients of some rows in their places among those of all."""
+    for name, gradient in gradients.items():
+        if gradient.shape == like[name].shape:  # of all rows already
+            to[name] = gradient
+            continue
+        if name not in to:
+            to[name] = torch.zeros_like(like[name])
+        to[name][rows] = gradient
+
+
+def _count(state: "State", part: _Part) -> None:
+    """Note that the members of a part have seen the gradients of their examples."""
+    state.gradient_examples[part.piece.groups].add_(part.piece.batch_size * part.members.group_size)
 
 
 def _check_finite(losses: Tensor, members: Members) -> None:

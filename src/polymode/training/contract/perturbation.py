@@ -24,32 +24,19 @@ def perturbed(batch: Batch, seeds: Tensor, likelihood: Likelihood) -> Batch:
 
 
 def _perturbed(piece: Piece, seeds: Tensor, likelihood: Likelihood) -> Piece:
-    if piece.weights is not None:
+    if piece.examples.weights is not None:
         # A multiplicity w needs noise of σ/√w, or a weight of Gamma(w): the law below would be another one.
         raise InputError("perturb_data=True and sample weights cannot be combined: leave one of them out.")
-    piece = piece if piece.has_groups else _for_each_group(piece, len(seeds))
-    keys = example_keys(seeds, piece.rows).to(piece.targets.device)
+    examples, rows = piece.examples, piece.rows
+    if not piece.has_groups:  # the same examples for every group, without copying the inputs
+        examples, rows = map_tree(lambda t: t.expand(len(seeds), *t.shape), (examples, rows))
+    keys = example_keys(seeds, rows).to(examples.targets.device)
 
     def draw(count: int) -> Tensor:
         return open_uniform(keys.flatten(), count).unflatten(0, keys.shape)
 
-    targets, weights = likelihood.randomised(piece.targets, draw)
-    return replace(piece, targets=targets, weights=weights)
-
-
-def _for_each_group(piece: Piece, count: int) -> Piece:
-    """The same examples for every group, without copying the inputs."""
-
-    def expand(tensor: Tensor) -> Tensor:
-        return tensor.expand(count, *tensor.shape)
-
-    return replace(
-        piece,
-        inputs=map_tree(expand, piece.inputs),
-        targets=expand(piece.targets),
-        rows=expand(piece.rows),
-        has_groups=True,
-    )
+    targets, weights = likelihood.randomised(examples.targets, draw)
+    return Piece(piece.groups, examples._replace(targets=targets, weights=weights), rows, has_groups=True)
 
 
 def draw_data_seed(generator: torch.Generator) -> Tensor:

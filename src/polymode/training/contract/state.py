@@ -1,6 +1,6 @@
 """The state of a run: what training changes, and nothing else."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from polymode.errors import CheckpointError
-from polymode.networks.members import Members, Tensors, concatenate, join
+from polymode.networks.members import Members, concatenate, join
 from polymode.posteriors.particles import MemberStore
 from polymode.seeds import draw_seed
 from polymode.training.contract.optimizers import MemberOptimizer
+from polymode.trees import Tree, map_tree
 
 
 @dataclass
@@ -21,7 +22,7 @@ class Best:
     scores: [M], of members; chain_scores: [G], the means over the members of each chain.
     """
 
-    tensors: dict[str, Tensors]
+    tensors: dict[str, Tree]
     scores: Tensor
     chain_scores: Tensor
 
@@ -32,21 +33,23 @@ class State:
 
     A method makes the state of one chain; ``fit`` puts the chains of all data sets side by side.
     members: the weights in training, in one group a chain.
-    own: the method's tensors of each member, [M, ...]; common: those of each chain, [G, ...].
+    own: the method's tensors of each member, a tree of [M, ...]; common: those of each chain, of [G, ...].
     generators: one a chain. noise: [M] seeds, advanced by every gradient.
+    penalty_factors: [G], of the penalty at this step; None means 1.
     """
 
     members: Members
-    own: Tensors = field(default_factory=dict)
-    common: Tensors = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
+    common: dict[str, Any] = field(default_factory=dict)
     generators: list[torch.Generator] = field(default_factory=list)
-    noise: Tensor = None  # type: ignore[assignment]  # drawn in begin()
+    noise: Tensor = None  # type: ignore[assignment]  # drawn in as_chain()
     gradient_examples: Tensor = None  # type: ignore[assignment]  # [G], counted by the objective
     finished: MemberStore = field(default_factory=MemberStore)
     optimizers: dict[str, MemberOptimizer] = field(default_factory=dict)
     best: Best | None = None
+    penalty_factors: Tensor | None = None
 
-    def begin(self, generator: torch.Generator, data_set: int, chain: int) -> "State":
+    def as_chain(self, generator: torch.Generator, data_set: int, chain: int) -> "State":
         """Complete the state of one chain: its generator, noise seeds and labels."""
         self.generators = [generator]
         count = self.members.num_members
@@ -59,11 +62,10 @@ class State:
     @staticmethod
     def side_by_side(states: Sequence["State"]) -> "State":
         """Join the states of several chains along the member and group axes."""
-        first = states[0]
         return State(
             members=replace(concatenate([s.members for s in states]), num_groups=len(states)),
-            own={name: join([s.own[name] for s in states]) for name in first.own},
-            common={name: join([s.common[name] for s in states]) for name in first.common},
+            own=map_tree(lambda *parts: join(parts), *(s.own for s in states)),
+            common=map_tree(lambda *parts: join(parts), *(s.common for s in states)),
             generators=[generator for s in states for generator in s.generators],
             noise=torch.cat([s.noise for s in states]),
             gradient_examples=torch.cat([s.gradient_examples for s in states]),
@@ -76,8 +78,8 @@ class State:
         rows = slice(group * size, (group + 1) * size)
         return State(
             members=self.members.groups(groups),
-            own={name: tensor[rows] for name, tensor in self.own.items()},
-            common={name: tensor[groups] for name, tensor in self.common.items()},
+            own=map_tree(lambda t: t[rows], self.own),
+            common=map_tree(lambda t: t[groups], self.common),
             generators=self.generators[groups],
             noise=self.noise[rows],
             gradient_examples=self.gradient_examples[groups],
@@ -85,7 +87,7 @@ class State:
         )
 
     @property
-    def tensors(self) -> dict[str, Tensors]:
+    def tensors(self) -> dict[str, Tree]:
         """All tensors that training moves: of each member "stacked" and "own", of each chain the others."""
         members = self.members
         return {
@@ -99,8 +101,8 @@ class State:
         """A copy to measure on: same tensors, nothing finished, no optimisers."""
         return State(
             members=self.members.clone(),
-            own={name: tensor.clone() for name, tensor in self.own.items()},
-            common={name: tensor.clone() for name, tensor in self.common.items()},
+            own=map_tree(torch.clone, self.own),
+            common=map_tree(torch.clone, self.common),
             generators=[_copy_generator(generator) for generator in self.generators],
             noise=self.noise.clone(),
             gradient_examples=self.gradient_examples.clone(),
@@ -124,8 +126,7 @@ class State:
         # Format 1 knows their number only.
         finished = saved["finished"] if "finished" in saved else saved["num_finished"]
         self.finished.restore(finished, members.num_groups, members.group_size)
-        for kind, target in self.tensors.items():
-            copy_into(target, saved[kind])
+        copy_into(self.tensors, {kind: saved[kind] for kind in self.tensors})
         self.generators[:] = saved["generators"]
         self.noise.copy_(saved["noise"])
         self.gradient_examples.copy_(saved["gradient_examples"])
@@ -137,32 +138,27 @@ class State:
                 raise CheckpointError(
                     "The checkpoint is of an earlier version, which kept less of the best epoch: begin again."
                 )
-            self.best = Best(**saved["best"] | {"tensors": clones(self.tensors)})
-            for kind, target in self.best.tensors.items():
-                copy_into(target, saved["best"]["tensors"][kind])
+            self.best = Best(**saved["best"] | {"tensors": map_tree(torch.clone, self.tensors)})
+            copy_into(self.best.tensors, saved["best"]["tensors"])
 
 
-def under(prefix: str, tensors: Tensors) -> Tensors:
-    """The tensors whose names begin with a prefix, under the rest of their names."""
-    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-def clones(tensors: Mapping[str, Tensors]) -> dict[str, Tensors]:
-    """Copies of some dictionaries of tensors."""
-    return {kind: {name: t.clone() for name, t in named.items()} for kind, named in tensors.items()}
-
-
-def copy_into(target: Tensors, source: Tensors) -> None:
-    """Copy tensors into others of the same names, in place."""
-    if target.keys() != source.keys():
-        raise CheckpointError(f"The checkpoint holds {sorted(source)}, this run needs {sorted(target)}.")
-    for name, tensor in target.items():
-        if tensor.shape != source[name].shape:
+def copy_into(target: Tree, source: Tree, where: str = "") -> None:
+    """Copy the tensors of a tree into those of another one of the same form, in place."""
+    if isinstance(target, Tensor):
+        if not isinstance(source, Tensor) or target.shape != source.shape:
+            found = list(source.shape) if isinstance(source, Tensor) else type(source).__name__
             raise CheckpointError(
-                f"{name!r} of the checkpoint is {list(source[name].shape)}, this run needs "
-                f"{list(tensor.shape)}."
+                f"{where!r} of the checkpoint is {found}, this run needs {list(target.shape)}."
             )
-        tensor.copy_(source[name])
+        target.copy_(source)
+        return
+    if not isinstance(source, dict) or target.keys() != source.keys():
+        raise CheckpointError(
+            f"The checkpoint holds {sorted(source)}, this run needs {sorted(target)}"
+            f"{f' in {where}' if where else ''}."
+        )
+    for name, part in target.items():
+        copy_into(part, source[name], f"{where}.{name}".lstrip("."))
 
 
 def _copy_generator(generator: torch.Generator) -> torch.Generator:

@@ -112,6 +112,7 @@ class RunFolder:
             learning_rates=epoch.learning_rates,
             losses=epoch.losses.tolist(),
             validation={name: scores.tolist() for name, scores in epoch.validation.items()},
+            measures={name: values.tolist() for name, values in epoch.measures.items()},
         )
 
     def finish(self, posteriors: Sequence[Posterior]) -> list[Posterior]:

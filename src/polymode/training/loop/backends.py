@@ -5,21 +5,22 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from statistics import median
-from typing import Literal
 
 import torch
 
 from polymode.data import Data
-from polymode.errors import CannotVectorise, NonFiniteLoss, unknown_name
+from polymode.errors import CannotVectorise, NonFiniteLoss
 from polymode.networks.members import BACKENDS, Backend, Members, forward_members
 from polymode.posteriors.network import Network
 from polymode.seeds import free_in_children
-from polymode.training.contract.method import Method, Phase, build_optimizers
-from polymode.training.contract.objective import Execution
+from polymode.training.contract.execution import Execution
+from polymode.training.contract.method import Phase, build_optimizers
 from polymode.training.loop.arithmetic import available_threads, with_threads
-from polymode.training.loop.setup import SetUp
+from polymode.training.loop.material import Material
+from polymode.training.loop.settings import AnyBackend, Computing
+from polymode.trees import map_tree
 
 # On CPU vmap saves the cost of calling small kernels, at most a few milliseconds a member and step. Where
 # a member takes longer than this it cannot pay, and trying it needs the activations of all members at once.
@@ -32,44 +33,32 @@ WORTH_THREADS = 1.15
 REPEATS, REPEAT_SECONDS = 5, 0.2  # of a step that is timed, at most
 TRIAL_DRAWS, TRIAL_EXAMPLES = 8, 32  # to compare backends for prediction with
 
-AnyBackend = Backend | Literal["auto"]
-
 # One thread measures at a time: others would disturb it, and Python's filters of warnings are global.
 _measuring = free_in_children(threading.Lock())
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The backends of training and of prediction, the threads, and the seconds a step took each way."""
+def choose_execution(material: Material, computing: Computing) -> tuple[Execution, dict[str, float]]:
+    """How to execute a run: as is wanted, or what is fastest for a step of the first phase.
 
-    training: Backend
-    prediction: Backend
-    threads: int
-    step_seconds: dict[str, float]
-
-
-def choose_execution(
-    set_up: SetUp, method: Method, source: Data, wanted: AnyBackend, threads: int | None
-) -> Choice:
-    """Take the backend and the threads that are wanted, or what is fastest for a step of the first phase.
-
-    threads: None chooses between one and as many as PyTorch has now.
+    threads: None chooses between one and as many as PyTorch has now. Returns the seconds of a step each way,
+    too.
     """
-    if wanted not in (*BACKENDS, "auto"):
-        raise unknown_name("backend", wanted, (*BACKENDS, "auto"))
     with _measuring:
-        counts = _counts(set_up.problem.execution, threads)
-        seconds = _seconds(set_up, wanted, counts)
+        counts = _counts(material.problem.execution, computing.threads)
+        seconds = _seconds(material, computing.backend, counts)
         few, many = _fastest(seconds, counts[0]), _fastest(seconds, counts[-1])
         backend, number = many if seconds[many] * WORTH_THREADS <= seconds[few] < math.inf else few
         with with_threads(number):
-            prediction = _for_prediction(set_up, method, source, backend, wanted)
+            prediction = _for_prediction(material, backend, computing.backend)
     told = {
         f"{name}, {count} threads" if count > 1 else name: float(f"{value:.3g}")
         for (name, count), value in seconds.items()
         if math.isfinite(value)
     }
-    return Choice(backend, prediction, number, told)
+    chosen = replace(
+        material.problem.execution, backend=backend, prediction_backend=prediction, threads=number
+    )
+    return chosen, told
 
 
 def _fastest(seconds: Mapping[tuple[Backend, int], float], threads: int) -> tuple[Backend, int]:
@@ -85,17 +74,20 @@ def _counts(execution: Execution, threads: int | None) -> list[int]:
     return sorted({1, available}) if execution.device.type == "cpu" else [available]
 
 
-def _seconds(set_up: SetUp, wanted: AnyBackend, counts: Sequence[int]) -> dict[tuple[Backend, int], float]:
+def _seconds(
+    material: Material, wanted: AnyBackend, counts: Sequence[int]
+) -> dict[tuple[Backend, int], float]:
     """Time of a step with every backend that may be taken and every number of threads."""
-    execution, num_members = set_up.problem.execution, set_up.state.members.num_members
-    if wanted != "auto" or num_members == 1 or execution.uses_global_random:
+    network, execution = material.problem.network, material.problem.execution
+    num_members = material.state.members.num_members
+    if wanted != "auto" or num_members == 1 or network.draws_globally:
         only: Backend = "loop" if wanted == "auto" else wanted
         # A cold first step is no part of the training's time, even where there is nothing to choose.
-        return _step_seconds(set_up, only, counts, repeats=REPEATS if len(counts) > 1 else 0)
-    seconds = _step_seconds(set_up, "loop", counts)
+        return _step_seconds(material, only, counts, repeats=REPEATS if len(counts) > 1 else 0)
+    seconds = _step_seconds(material, "loop", counts)
     if execution.device.type != "cpu" or min(seconds.values()) / num_members < WORTH_VECTORISING:
         try:
-            seconds |= _step_seconds(set_up, "vmap", counts)
+            seconds |= _step_seconds(material, "vmap", counts)
         except CannotVectorise as error:
             warnings.warn(
                 f"Members run one after another, because vmap cannot run this module: {error.reason}",
@@ -105,19 +97,19 @@ def _seconds(set_up: SetUp, wanted: AnyBackend, counts: Sequence[int]) -> dict[t
 
 
 def _step_seconds(
-    set_up: SetUp, backend: Backend, counts: Sequence[int], repeats: int = REPEATS
+    material: Material, backend: Backend, counts: Sequence[int], repeats: int = REPEATS
 ) -> dict[tuple[Backend, int], float]:
     """Time of one step, on a copy of the state; infinite without repeats or when it diverges.
 
     The numbers of threads take turns, so that what a neighbour does falls on all of them. Of the fewest the
     best time counts, of more the median: a step that was lucky once must not decide for many threads.
     """
-    phase, problem = set_up.phases[0], set_up.problem
-    problem.execution.backend = backend
-    state = set_up.state.trial_copy()
-    build_optimizers(state, phase, set_up.batches.cohorts, problem.exempt)
+    problem = material.problem
+    [phase, *_] = material.phases(replace(problem.execution, backend=backend))
+    state = material.state.trial_copy()
+    build_optimizers(state, phase, material.batches.cohorts, problem.exempt)
     problem.network.train()
-    batches = [set_up.arranged(batch) for batch in next(iter(set_up.batches.epoch(0, phase.batches)))]
+    batches = next(iter(material.batches.epoch(0, phase.batches)))
     rounds: list[list[float]] = []
     # The first round is cold: it imports, loads kernels and touches memory, for seconds on a busy machine.
     # It must never decide, so there is always a second; a step that takes long is not repeated further.
@@ -152,18 +144,17 @@ def _quiet_step(phase: Phase, state, batches, execution: Execution) -> bool:
     return True
 
 
-def _for_prediction(
-    set_up: SetUp, method: Method, source: Data, chosen: Backend, wanted: AnyBackend
-) -> Backend:
+def _for_prediction(material: Material, chosen: Backend, wanted: AnyBackend) -> Backend:
     """The same as in training, unless evaluation mode takes a path that cannot be vectorised.
 
     Draws that share most of their weights are another matter than the one network that was trained: which
     backend is faster for them is measured.
     """
-    network, device = set_up.problem.network, set_up.problem.execution.device
+    network, device = material.problem.network, material.problem.execution.device
+    method, source = material.request.method, material.request.sources[0]
     network.module.eval()
     if wanted == "auto":
-        posterior = method.posterior(set_up.problem, set_up.state.chain(0))
+        posterior = method.posterior(material.problem, material.state.chain(0))
         if posterior.num_members is None:
             block = next(posterior.draw(TRIAL_DRAWS)).to(device)  # fewer, where a draw is large
             seconds = {b: _pass_seconds(network, block, source, b) for b in BACKENDS}
@@ -172,7 +163,7 @@ def _for_prediction(
             return min(BACKENDS, key=lambda name: seconds[name])
     if chosen == "loop":
         return "loop"
-    weights = set_up.problem.start(0, torch.Generator())
+    weights = material.problem.start(0, torch.Generator())
     two = Members({name: torch.stack([tensor] * 2) for name, tensor in weights.items()})
     return "loop" if math.isinf(_pass_seconds(network, two, source, "vmap", 2)) else "vmap"
 
@@ -182,7 +173,7 @@ def _pass_seconds(
 ) -> float:
     """The better time of two passes in evaluation mode; infinite where the backend cannot run the module."""
     device = network.device
-    examples = next(iter(source.in_order(num_examples))).map(lambda t: t.to(device))
+    examples = map_tree(lambda t: t.to(device), next(iter(source.in_order(num_examples))))
     timings = []
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")

@@ -1,6 +1,7 @@
 """Which chain sees which examples when: orders, ragged data sets, batches side by side."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -17,6 +18,8 @@ from polymode.trees import leaves, map_tree
 # A pass over the whole data set takes inputs of so many bytes at once: activations are a multiple of them.
 FULL_BYTES = 2**22
 
+Arrange = Callable[[Examples, bool], Examples]
+
 
 @dataclass(frozen=True)
 class Group:
@@ -29,11 +32,32 @@ class Group:
     seed: int
 
 
+@dataclass(frozen=True)
+class _Slot:
+    """A place in the plan of an epoch: rows ``start`` to ``start + size`` of the orders of some groups.
+
+    seen: the groups whose orders count, the first one alone where all see the same examples. minibatch: its
+    number in the epoch.
+    """
+
+    groups: slice
+    seen: slice
+    start: int
+    size: int
+    minibatch: int
+
+
+def as_they_are(examples: Examples, has_groups: bool) -> Examples:
+    """Examples without a network that wants them otherwise."""
+    return examples
+
+
 class Batches:
     """The batches of a run: chains of all data sets, ordered so that active ones are neighbours.
 
     Data sets are sorted by length, longest first: at every step the active groups are a prefix, and
-    those with a full batch another. ``shared_order`` lets all chains see one order.
+    those with a full batch another. ``shared_order`` lets all chains see one order. arrange: brings examples
+    to where and how the network wants them.
     """
 
     def __init__(
@@ -43,7 +67,9 @@ class Batches:
         seeds: Sequence[int],
         *,
         shared_order: bool,
+        arrange: Arrange = as_they_are,
     ) -> None:
+        self.arrange = arrange
         # One data set may be given several times (for several seeds): it is held once.
         distinct = list({id(part): part for part in data}.values())
         self.source = distinct[0] if len(distinct) == 1 else _joined(distinct)
@@ -77,8 +103,7 @@ class Batches:
     def cohorts(self) -> list[slice]:
         """Groups with the same number of minibatches in an epoch, as slices."""
         counts = [self.num_minibatches(group.num_examples) for group in self.groups]
-        starts = [g for g in range(len(counts)) if g == 0 or counts[g] != counts[g - 1]]
-        return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(counts)], strict=True)]
+        return [groups for _, groups in _neighbours(counts)]
 
     def steps_per_epoch(self, cohort: slice, batches: int | Literal["full"]) -> int:
         if batches == "full":
@@ -90,43 +115,45 @@ class Batches:
 
         "full" is one round of all examples in their own order, which all chains on a data set see together.
         """
+        full = batches == "full"
         plan = self._plan(batches)[first_step:]
-        orders = self._orders(epoch, shuffled=batches != "full")
-        together = self.one_data_set if batches == "full" else self.one_order
-
-        def seen_by(groups: slice) -> slice:
-            return slice(0, 1) if together else groups
-
-        def indices() -> Iterator[Tensor]:
-            for round_ in plan:
-                for pieces in round_:
-                    for groups, start, size in pieces:
-                        of_group = orders[seen_by(groups), start : start + size]
-                        yield (of_group + self.offsets[seen_by(groups), None]).flatten()
-
-        def seeds() -> Iterator[Tensor]:
-            first = first_step * (1 if batches == "full" else batches)
-            for minibatch, pieces in enumerate((p for round_ in plan for p in round_), first):
-                for groups, _, size in pieces:
-                    # The whole data set is always the same one: what it draws at random does not change.
-                    drawn_in = 0 if batches == "full" else epoch
-                    yield self._example_seeds(seen_by(groups), size, drawn_in, minibatch)
-
-        def batch(pieces: Sequence[tuple[slice, int, int]]) -> Batch:
-            rows = [orders[seen_by(groups), start : start + size] for groups, start, size in pieces]
-            return self._batch(pieces, rows, stream, has_groups=not together)
-
-        stream = self.source.stream(indices(), seeds())
+        orders = self._orders(epoch, shuffled=not full)
+        slots = [slot for round_ in plan for minibatch in round_ for slot in minibatch]
+        # The whole data set is always the same one: what it draws at random does not change.
+        drawn_in = 0 if full else epoch
+        stream = self.source.stream(
+            ((_rows(orders, slot) + self.offsets[slot.seen, None]).flatten() for slot in slots),
+            (self._example_seeds(slot, drawn_in) for slot in slots),
+        )
+        has_groups = not (self.one_data_set if full else self.one_order)
         for round_ in plan:
-            yield [batch(pieces) for pieces in round_]
+            yield [self._batch(minibatch, orders, stream, has_groups) for minibatch in round_]
 
-    def _example_seeds(self, groups: slice, size: int, epoch: int, minibatch: int) -> Tensor:
-        """A seed for each example of a piece: a chain's own, so that it sees what it would see alone."""
+    def _batch(
+        self, minibatch: Sequence[_Slot], orders: Tensor, stream: Iterator[Examples], has_groups: bool
+    ) -> Batch:
+        pieces = []
+        for slot in minibatch:
+            examples, rows = next(stream, None), _rows(orders, slot)
+            if examples is None:
+                raise InputError(
+                    f"The data ended before row {slot.start}, although num_examples says there are "
+                    f"{self.groups[slot.groups.start].num_examples}. Correct num_examples."
+                )
+            if has_groups:
+                examples = map_tree(lambda t, rows=rows: t.unflatten(0, rows.shape), examples)
+            rows = rows if has_groups else rows[0]
+            pieces.append(Piece(slot.groups, self.arrange(examples, has_groups), rows, has_groups))
+        last = minibatch[-1].groups.stop
+        return Batch(pieces, [n for n, cohort in enumerate(self.cohorts) if cohort.start < last])
+
+    def _example_seeds(self, slot: _Slot, epoch: int) -> Tensor:
+        """A seed for each example of a slot: a chain's own, so that it sees what it would see alone."""
         bases = [
-            derive_seed(group.seed, "examples", self._order_of(group), epoch, minibatch) >> 1
-            for group in self.groups[groups]
+            derive_seed(group.seed, "examples", self._order_of(group), epoch, slot.minibatch) >> 1
+            for group in self.groups[slot.seen]
         ]
-        return (torch.tensor(bases)[:, None] + torch.arange(size)).flatten()
+        return (torch.tensor(bases)[:, None] + torch.arange(slot.size)).flatten()
 
     def _order_of(self, group: Group) -> int | str:
         return "shared" if self.shared_order else group.chain
@@ -154,23 +181,23 @@ class Batches:
         """Where each group's examples begin in the joint source, [G]."""
         return torch.tensor([group.offset for group in self.groups])
 
-    def _plan(self, batches: int | Literal["full"]) -> list[list[list[tuple[slice, int, int]]]]:
-        """Rounds of minibatches of pieces (groups, first row, number of rows)."""
-        longest = self.groups[0].num_examples
-        size = min(longest, self._rows_at_once) if batches == "full" else self.batch_size
-        minibatches = []
+    def _plan(self, batches: int | Literal["full"]) -> list[list[list[_Slot]]]:
+        """Rounds of minibatches of slots, each for neighbouring groups with as many rows."""
+        longest, full = self.groups[0].num_examples, batches == "full"
+        size = min(longest, self._rows_at_once) if full else self.batch_size
+        together = self.one_data_set if full else self.one_order
+        minibatches: list[list[_Slot]] = []
         for start in range(0, longest, size):
-            pieces: list[tuple[slice, int, int]] = []
-            for index, group in enumerate(self.groups):
-                rows = min(size, group.num_examples - start)
-                if rows <= 0 or (self.drop_last and rows < size and batches != "full"):
-                    continue
-                if pieces and pieces[-1][2] == rows:
-                    pieces[-1] = (slice(pieces[-1][0].start, index + 1), start, rows)
-                else:
-                    pieces.append((slice(index, index + 1), start, rows))
-            if pieces:
-                minibatches.append(pieces)
+            counts = [max(0, min(size, group.num_examples - start)) for group in self.groups]
+            if self.drop_last and not full:
+                counts = [rows if rows == size else 0 for rows in counts]
+            minibatch = []
+            for rows, groups in _neighbours(counts):
+                if rows:
+                    seen = slice(0, 1) if together else groups
+                    minibatch.append(_Slot(groups, seen, start, rows, len(minibatches)))
+            if minibatch:
+                minibatches.append(minibatch)
         count = len(minibatches) if batches == "full" else batches
         return [minibatches[i : i + count] for i in range(0, len(minibatches), count)]
 
@@ -189,38 +216,19 @@ class Batches:
             orders[row, : group.num_examples] = known[key]
         return orders
 
-    def _batch(
-        self,
-        pieces: Sequence[tuple[slice, int, int]],
-        rows: Sequence[Tensor],
-        stream: Iterator[Examples],
-        *,
-        has_groups: bool,
-    ) -> Batch:
-        made = []
-        for (groups, start, size), own in zip(pieces, rows, strict=True):
-            examples = next(stream, None)
-            if examples is None:
-                raise InputError(
-                    f"The data ended before row {start}, although num_examples says there are "
-                    f"{self.groups[groups.start].num_examples}. Correct num_examples."
-                )
-            count = groups.stop - groups.start
-            if has_groups:
-                examples = examples.map(lambda t, n=count, size=size: t.unflatten(0, (n, size)))
-            made.append(
-                Piece(
-                    groups,
-                    examples.inputs,
-                    examples.targets,
-                    examples.weights,
-                    own if has_groups else own[0],
-                    has_groups,
-                )
-            )
-        last = pieces[-1][0].stop
-        active = [number for number, cohort in enumerate(self.cohorts) if cohort.start < last]
-        return Batch(made, active)
+
+def _rows(orders: Tensor, slot: _Slot) -> Tensor:
+    """Places of the examples of a slot in their own data sets, [G, B]."""
+    return orders[slot.seen, slot.start : slot.start + slot.size]
+
+
+def _neighbours(counts: Sequence[int]) -> Iterator[tuple[int, slice]]:
+    """Stretches of equal numbers: each with its slice."""
+    first = 0
+    for value, run in itertools.groupby(counts):
+        last = first + len(list(run))
+        yield value, slice(first, last)
+        first = last
 
 
 def _joined(data: Sequence[Data]) -> ArrayData:

@@ -2,44 +2,32 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Required, TypedDict, Unpack, overload
+from typing import Any, Required, Unpack, overload
 
-import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
 from polymode.data import Data, as_data
-from polymode.errors import (
-    CheckpointError,
-    InputError,
-    require,
-    require_positive,
-    require_whole,
-    unknown_name,
-)
+from polymode.errors import InputError, require, require_positive
 from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.networks.surgery import Model
 from polymode.posteriors import Particles, Posterior, merge
 from polymode.posteriors.base import MANIFEST
 from polymode.posteriors.network import Network
-from polymode.training.contract.epoch import Epoch
 from polymode.training.contract.method import Method
-from polymode.training.contract.objective import Precision
-from polymode.training.keeping.progress import Reporter, reporter_for
-from polymode.training.loop.arithmetic import MOST_THREADS
-from polymode.training.loop.backends import AnyBackend
+from polymode.training.loop.material import Request, remarks_on
 from polymode.training.loop.processes import check_processes, run_in_processes
 from polymode.training.loop.run import Run
-from polymode.training.loop.setup import Job, remarks_on
+from polymode.training.loop.settings import Settings, read_settings
 
 AnyData = Data | DataLoader
 
 
-class Options(TypedDict, total=False):
+class Options(Settings, total=False):
     """Keywords of ``fit``, which explains them."""
 
     likelihood: Required[str | Likelihood]
@@ -47,20 +35,9 @@ class Options(TypedDict, total=False):
     budget: float | None
     validation: AnyData | Sequence[AnyData] | None
     seed: int | Sequence[int]
-    run_dir: str | Path | None
-    resume: bool
-    device: torch.device | str | None
-    backend: AnyBackend
-    threads: int | None
-    precision: Precision
     shared_order: bool
-    processes: int
+    initial: Posterior | Sequence[Posterior] | None
     extend: Posterior | None
-    observer: Callable[[Epoch], None] | None
-    progress: bool | Reporter
-    checkpoint_seconds: float
-    title: str
-    options: Mapping[str, Any] | None
 
 
 @overload
@@ -79,20 +56,10 @@ def fit(
     budget: float | None = None,
     validation: AnyData | Sequence[AnyData] | None = None,
     seed: int | Sequence[int] = 0,
-    run_dir: str | Path | None = None,
-    resume: bool = False,
-    device: torch.device | str | None = None,
-    backend: AnyBackend = "auto",
-    threads: int | None = None,
-    precision: Precision = "full",
     shared_order: bool = False,
-    processes: int = 1,
+    initial: Posterior | Sequence[Posterior] | None = None,
     extend: Posterior | None = None,
-    observer: Callable[[Epoch], None] | None = None,
-    progress: bool | Reporter = True,
-    checkpoint_seconds: float = 60.0,
-    title: str = "",
-    options: Mapping[str, Any] | None = None,
+    **settings: Unpack[Settings],
 ) -> Posterior | list[Posterior]:
     """Fit a method to data and return its posterior; a list of data sets gives a list of posteriors.
 
@@ -100,86 +67,68 @@ def fit(
         chain has the weights, the layers of the others are drawn anew, and a warning says so.
     data: ``ArrayData`` or a ``DataLoader``; a list of ``ArrayData`` (of any lengths, with one batch size)
         is trained side by side.
-    likelihood: "categorical", "bernoulli", "gaussian" (one learned noise level), "fixed_gaussian",
-        "heteroscedastic_gaussian" (outputs are means, then raw deviations), or an object of
-        ``polymode.likelihoods`` with options.
+    likelihood: a name of ``polymode.likelihoods.LIKELIHOODS`` ("categorical", "gaussian", "poisson" ...), or
+        an object of ``polymode.likelihoods`` with options.
     epochs: epochs of each chain; or budget: member-epochs in all, which the method divides as suits it
         (``Method.for_budget``). validation: held-out data, needed by ``keep="best"``.
     seed: determines everything; a list gives each data set its own.
-    run_dir: folder for the manifest, the event log, checkpoints and the finished posterior; with
-        ``resume=True`` an interrupted run goes on, to the same bits on the same machine with the same
-        versions and number of threads; a finished one is read back.
-    device: where to train; the module's own, or the CPU for a factory, unless given.
-    backend: "vmap", "loop", or "auto" to measure both on the first batch and take the faster.
-    threads: that PyTorch computes with while this run trains; one unless as many as
-        ``torch.get_num_threads()`` are faster by 15 % in the same measurement. A resumed run takes the number
-        it began with; the caller's own number is restored.
-    precision: "bfloat16" runs the forward pass in mixed precision where the device has it; "double" runs
-        everything in 64 bits, whatever the model and the data come in.
     shared_order: all chains see one order of the data instead of their own.
-    processes: divide the chains among so many processes; a chain's result is the same wherever it runs, up
-        to rounding (but chains of hmc share a step size with those of their process only).
+    initial: a posterior (or one for each data set) whose members the chains begin at, in order, instead of
+        the model's weights: to train a finished ensemble on. Optimisers and schedules begin anew, and
+        ``epochs`` are those of this fit.
     extend: a finished ensemble to which the new chains are added.
-    observer: called with an ``Epoch`` after every epoch. progress: a bar on a terminal, or a ``Reporter``.
-    checkpoint_seconds: least time between two checkpoints; one is also written on Ctrl-C and when an
-        observer raises. title: the run's name in the progress. options: JSON values for the run's manifest.
+
+    How to compute (``Computing``): device: where to train; the module's own, or the CPU for a factory, unless
+        given. backend: "vmap", "loop", or "auto" to measure both on the first batch and take the faster.
+        threads: that PyTorch computes with while this run trains; one unless as many as
+        ``torch.get_num_threads()`` are faster by 15 % in the same measurement. A resumed run takes the number
+        it began with; the caller's own number is restored. precision: "bfloat16" runs the forward pass in
+        mixed precision where the device has it; "double" runs everything in 64 bits, whatever the model and
+        the data come in. processes: divide the chains among so many processes; a chain's result is the same
+        wherever it runs, up to rounding (but chains of hmc share a step size with those of their process).
+
+    What is kept (``Keeping``): run_dir: folder for the manifest, the event log, checkpoints and the finished
+        posterior; with ``resume=True`` an interrupted run goes on, to the same bits on the same machine with
+        the same versions and number of threads; a finished one is read back. checkpoint_seconds: least time
+        between two checkpoints; one is also written on Ctrl-C and when an observer raises. observer: called
+        with an ``Epoch`` after every epoch. progress: a bar on a terminal, or a ``Reporter``. title: the
+        run's name in the progress. options: JSON values for the run's manifest.
     """
-    _check_kinds(method, run_dir, observer, extend)
+    computing, keeping = read_settings(settings)
+    _check_kinds(method, extend)
     many = isinstance(data, list | tuple)
     sources = [as_data(part) for part in (data if many else [data])]
-    if not sources:
-        raise InputError("The list of data sets is empty.")
+    require(len(sources) > 0, "The list of data sets is empty.")
     method, epochs = _sized(method, epochs, budget)
     first_chain = _first_chain(extend, many=many)
-    job = Job(
+    request = Request(
         method=method,
-        model=_in_double(model) if precision == "double" else model,
+        model=_in_double(model) if computing.precision == "double" else model,
         sources=sources,
         validation=_validation_list(validation, len(sources), many=many),
         likelihood=make_likelihood(likelihood),
         epochs=epochs,
         seeds=_seed_list(seed, len(sources)),
         chains=range(first_chain, first_chain + method.total_chains),
-        device=_device(device, model),
-        precision=precision,
+        device=computing.device_of(model),
+        precision=computing.precision,
         shared_order=shared_order,
+        initial=_initial_list(initial, extend, len(sources)),
     )
-    _check_precision(precision, job.device)
-    check_processes(processes, job)
-    if threads is not None:
-        require(
-            require_whole("threads", threads) <= MOST_THREADS,
-            f"threads must be at most {MOST_THREADS}, got {threads}.",
-        )
-    folder = _run_folder(run_dir, resume=resume)
-    if processes > 1:
-        require(observer is None and extend is None, "observer= and extend= need processes=1.")
-        _remark_on(job)
+    check_processes(computing.processes, request)
+    folder = keeping.folder()
+    if computing.processes > 1:
+        require(keeping.observer is None and extend is None, "observer= and extend= need processes=1.")
+        _remark_on(request)
         with _told_where(folder):
-            posteriors = run_in_processes(
-                job,
-                folder,
-                processes,
-                backend=backend,
-                threads=threads,
-                reporter=reporter_for(progress),
-                checkpoint_seconds=checkpoint_seconds,
-                title=title or method.name,
-                options=options or {},
-            )
+            posteriors = run_in_processes(request, folder, computing, keeping)
         return posteriors if many else posteriors[0]
-    run = Run(job, folder, title, options)
+    run = Run(request, folder, computing, keeping)
     if extend is not None:
-        _check_extension(extend, run.problem.network)
-    _remark_on(job)
+        _check_extension(extend, run.network)
+    _remark_on(request)
     with _told_where(folder):
-        posteriors = run.execute(
-            backend,
-            observer,
-            threads=threads,
-            reporter=reporter_for(progress),
-            checkpoint_seconds=checkpoint_seconds,
-        )
+        posteriors = run.execute()
     if extend is not None:
         posteriors = [_extended(extend, posteriors[0])]
     return posteriors if many else posteriors[0]
@@ -198,22 +147,18 @@ def _told_where(folder: Path | None) -> Iterator[None]:
         ) from None
 
 
-def _remark_on(job: Job) -> None:
-    for remark in remarks_on(job):
+def _remark_on(request: Request) -> None:
+    for remark in remarks_on(request):
         warnings.warn(remark, stacklevel=3)
 
 
 # --- reading the arguments --------------------------------------------------------------------
 
 
-def _check_kinds(method: Any, run_dir: Any, observer: Any, extend: Any) -> None:
+def _check_kinds(method: Any, extend: Any) -> None:
     if not isinstance(method, Method):
         given = method.__name__ if isinstance(method, type) else repr(method)
         raise InputError(f"method must be an instance such as pm.methods.DeepEnsemble(), got {given}.")
-    require(run_dir is None or isinstance(run_dir, str | Path), f"run_dir must be a path, got {run_dir!r}.")
-    require(
-        observer is None or callable(observer), f"observer must be a function of an Epoch, got {observer!r}."
-    )
     require(extend is None or isinstance(extend, Posterior), f"extend must be a posterior, got {extend!r}.")
 
 
@@ -272,26 +217,16 @@ def _validation_list(validation: Any, count: int, *, many: bool) -> list[Data] |
     return sources
 
 
-def usable_device(device: torch.device | str) -> torch.device:
-    """The device, or an ``InputError`` that says why it cannot be used."""
-    try:
-        return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
-
-
-def _device(device: torch.device | str | None, model: Model) -> torch.device:
-    if device is not None:
-        return usable_device(device)
-    parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    return torch.device("cpu") if parameter is None else parameter.device
-
-
-def _check_precision(precision: str, device: torch.device) -> None:
-    if precision not in ("full", "bfloat16", "double"):
-        raise unknown_name("precision", precision, ("full", "bfloat16", "double"))
-    if precision == "bfloat16" and not torch.amp.is_autocast_available(device.type):
-        raise InputError(f"Device {device.type!r} has no mixed precision: use precision='full'.")
+def _initial_list(initial: Any, extend: Posterior | None, count: int) -> list[Posterior] | None:
+    if initial is None:
+        return None
+    require(extend is None, "initial= and extend= are two ways to go on from a posterior: leave one out.")
+    found = list(initial) if isinstance(initial, list | tuple) else [initial] * count
+    for each in found:
+        require(isinstance(each, Posterior), f"initial must be a posterior, got {each!r}.")
+    if len(found) != count:
+        raise InputError(f"{len(found)} posteriors in initial for {count} data sets: give one for each.")
+    return found
 
 
 def _first_chain(extend: Posterior | None, *, many: bool) -> int:
@@ -321,25 +256,3 @@ def _extended(old: Posterior, new: Posterior) -> Posterior:
     """All members together, with what both cost; the old record is kept inside the new one."""
     spent = old.record.get("member_epochs", 0.0) + new.record["member_epochs"]
     return replace(merge([old, new]), record=new.record | {"member_epochs": spent, "extends": old.record})
-
-
-def _run_folder(run_dir: str | Path | None, *, resume: bool) -> Path | None:
-    """The folder of the run; one with something in it is never overwritten."""
-    if run_dir is None:
-        if resume:
-            raise InputError("resume=True needs run_dir, the folder of the run to go on with.")
-        return None
-    folder = Path(run_dir).resolve()
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"run_dir={str(folder)!r} is a file: choose a folder.")
-    if not resume and folder.exists() and any(folder.iterdir()):
-        raise InputError(
-            f"{folder} is not empty. Pass resume=True to go on with the run in it, or choose another run_dir."
-        )
-    visible = [p for p in folder.iterdir() if not p.name.startswith(".")] if folder.exists() else []
-    if visible and not (folder / MANIFEST).exists():
-        raise CheckpointError(
-            f"{folder} is not the folder of a run: it has no {MANIFEST}, but {visible[0].name}. Choose "
-            "another run_dir."
-        )
-    return folder

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,9 +22,9 @@ from polymode.training.keeping.events import epochs_of, read_events
 from polymode.training.keeping.folder import PARTS_FOLDER, RunFolder
 from polymode.training.keeping.progress import BAR_SECONDS, Reporter, Silent
 from polymode.training.loop.arithmetic import available_threads
-from polymode.training.loop.backends import AnyBackend
+from polymode.training.loop.material import Request, gather
 from polymode.training.loop.run import Run
-from polymode.training.loop.setup import Job, set_up
+from polymode.training.loop.settings import Computing, Keeping
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,11 @@ class _Part:
     """What one process does."""
 
     number: int
-    job: Job
+    request: Request
     folder: Path
-    backend: AnyBackend
+    computing: Computing
     checkpoint_seconds: float
-    threads: int | None  # as ``fit`` was told
-    most_threads: int  # to choose from otherwise
+    most_threads: int  # to choose from, where ``fit`` was told no number
 
 
 class _Messages(Silent):
@@ -53,18 +52,16 @@ class _Messages(Silent):
             self.outbox.put((self.number, "at", epochs))
 
 
-def check_processes(processes: int, job: Job) -> None:
+def check_processes(processes: int, request: Request) -> None:
     """Raise an ``InputError`` unless the chains of a job can be divided among processes."""
-    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-        raise InputError(f"processes must be a whole number of at least 1, got {processes!r}.")
-    if processes > len(job.chains):
+    if processes > len(request.chains):
         raise InputError(
-            f"processes={processes}, but {job.method.name} has {len(job.chains)} chain(s): a process needs "
-            "at least one of its own."
+            f"processes={processes}, but {request.method.name} has {len(request.chains)} chain(s): a process "
+            "needs at least one of its own."
         )
     if processes > 1:
         try:
-            pickle.dumps((job.method, job.model, job.likelihood))
+            pickle.dumps((request.method, request.model, request.likelihood, request.initial))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise InputError(
                 f"With processes={processes} method and model travel to other processes, and these cannot: "
@@ -79,41 +76,32 @@ def divided(chains: range, processes: int) -> list[range]:
 
 
 def run_in_processes(
-    job: Job,
-    folder: Path | None,
-    processes: int,
-    *,
-    backend: AnyBackend,
-    threads: int | None,
-    reporter: Reporter,
-    checkpoint_seconds: float,
-    title: str,
-    options: Mapping[str, Any],
+    request: Request, folder: Path | None, computing: Computing, keeping: Keeping
 ) -> list[Posterior]:
-    """Run the chains of a job in several processes; one posterior a data set, as ``Run.execute`` gives.
+    """Run the chains of a request in several processes; one posterior a data set, as ``Run.execute`` gives.
 
     A chain's result depends on its number, not on where it runs. Each part is a run in a folder of its own,
     so that what was cut goes on.
     """
+    processes = computing.processes
     if folder is None:
         with TemporaryDirectory(prefix="polymode-") as temporary:
-            at = Path(temporary)
-            parts = _run_parts(job, at, processes, backend, threads, reporter, checkpoint_seconds, title)
-            return [_in_memory(posterior) for posterior in _joined(job, parts, processes)]
-    made = set_up(job, None)  # finds bad input before any process begins
-    run_folder = RunFolder(folder, job.signature(made.problem.network, made.owned), options)
+            parts = _run_parts(request, Path(temporary), computing, keeping)
+            return [_in_memory(posterior) for posterior in _joined(request, parts, processes)]
+    material = gather(request, None)  # finds bad input before any process begins
+    signature = request.signature(material.problem.network, material.owned)
+    run_folder = RunFolder(folder, signature, keeping.options or {})
     with run_folder.lock():
         if run_folder.is_finished:
-            reporter.skip(title)
-            return _stored(job, run_folder)
+            keeping.reporter.skip(keeping.title or request.method.name)
+            return _stored(request, run_folder)
         run_folder.check_processes(processes)
         run_folder.began({"processes": processes}, "begin")
-        at = folder / PARTS_FOLDER
-        parts = _run_parts(job, at, processes, backend, threads, reporter, checkpoint_seconds, title)
+        parts = _run_parts(request, folder / PARTS_FOLDER, computing, keeping)
         _join_events(run_folder, parts)
-        run_folder.finish(_joined(job, parts, processes))
+        run_folder.finish(_joined(request, parts, processes))
         shutil.rmtree(folder / PARTS_FOLDER)  # all of it is in the posteriors now
-        return _stored(job, run_folder)
+        return _stored(request, run_folder)
 
 
 def _join_events(run_folder: RunFolder, parts: Sequence[_Part]) -> None:
@@ -128,6 +116,10 @@ def _join_events(run_folder: RunFolder, parts: Sequence[_Part]) -> None:
             name: [value for epoch in epochs for value in epoch["validation"][name]]
             for name in epochs[0]["validation"]
         }
+        joined["measures"] = {
+            name: [value for epoch in epochs for value in epoch["measures"][name]]
+            for name in epochs[0]["measures"]
+        }
         run_folder.events.write("epoch", **{k: v for k, v in joined.items() if k not in ("event", "time")})
 
 
@@ -135,39 +127,31 @@ def _labels_of(folder: Path) -> list[list[int]]:
     return next(event["labels"] for event in read_events(folder) if event["event"] == "members")
 
 
-def _stored(job: Job, run_folder: RunFolder) -> list[Posterior]:
-    return [load_posterior(path, job.model).to(job.device) for path in run_folder.posteriors()]
+def _stored(request: Request, run_folder: RunFolder) -> list[Posterior]:
+    return [load_posterior(path, request.model).to(request.device) for path in run_folder.posteriors()]
 
 
-def _run_parts(
-    job: Job,
-    folder: Path,
-    processes: int,
-    backend: AnyBackend,
-    threads: int | None,
-    reporter: Reporter,
-    checkpoint_seconds: float,
-    title: str,
-) -> list[_Part]:
+def _run_parts(request: Request, folder: Path, computing: Computing, keeping: Keeping) -> list[_Part]:
+    processes, reporter = computing.processes, keeping.reporter
+    title = keeping.title or request.method.name
     parts = [
         _Part(
             number,
-            replace(job, chains=chains),
+            replace(request, chains=chains),
             folder / f"{number:02d}",
-            backend,
-            checkpoint_seconds,
-            threads,
+            replace(computing, processes=1),
+            keeping.checkpoint_seconds,
             max(1, available_threads() // processes),
         )
-        for number, chains in enumerate(divided(job.chains, processes))
+        for number, chains in enumerate(divided(request.chains, processes))
     ]
-    made = set_up(job, None)
-    if adapted_by := made.problem.network.adapted_by:
+    material = gather(request, None)
+    if adapted_by := material.problem.network.adapted_by:
         raise InputError(
             f"processes={processes}, but {adapted_by} changes the network in a way that cannot be stored, "
             "and what the processes make is joined from files. Use processes=1."
         )
-    num_epochs = sum(phase.epochs * phase.cost for phase in made.phases)
+    num_epochs = sum(phase.epochs * phase.cost for phase in material.phases(material.problem.execution))
     context = multiprocessing.get_context("spawn")
     outbox = context.Queue()
     workers = [context.Process(target=_work, args=(part, outbox), daemon=False) for part in parts]
@@ -221,14 +205,9 @@ def _work(part: _Part, outbox: Any) -> None:
     torch.set_num_threads(part.most_threads)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends between two steps, as Ctrl-C does
     try:
-        run = Run(part.job, part.folder)
-        run.execute(
-            part.backend,
-            None,
-            threads=part.threads,
-            reporter=_Messages(part.number, outbox),
-            checkpoint_seconds=part.checkpoint_seconds,
-        )
+        told = _Messages(part.number, outbox)
+        keeping = Keeping(checkpoint_seconds=part.checkpoint_seconds, progress=told)
+        Run(part.request, part.folder, part.computing, keeping).execute()
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
@@ -237,12 +216,13 @@ def _work(part: _Part, outbox: Any) -> None:
     outbox.put((part.number, "done", None))
 
 
-def _joined(job: Job, parts: Sequence[_Part], processes: int) -> list[Posterior]:
+def _joined(request: Request, parts: Sequence[_Part], processes: int) -> list[Posterior]:
     """The chains of every part, one posterior a data set, with what all of them cost."""
     joined = []
-    for index in range(len(job.sources)):
+    for index in range(len(request.sources)):
         found = [
-            load_posterior(part.folder / f"posterior-{index}", job.model).to(job.device) for part in parts
+            load_posterior(part.folder / f"posterior-{index}", request.model).to(request.device)
+            for part in parts
         ]
         records = [posterior.record for posterior in found]
         record = records[0] | {

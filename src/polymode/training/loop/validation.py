@@ -9,8 +9,9 @@ from torch import Tensor
 from polymode.data import Data
 from polymode.networks.members import Backend, Members, Tensors, call_module, map_members
 from polymode.training.contract.objective import Objective
-from polymode.training.contract.state import Best, State, clones, copy_into
+from polymode.training.contract.state import Best, State, copy_into
 from polymode.training.loop.batches import Batches
+from polymode.trees import Tree, map_tree
 
 
 def validate(
@@ -25,7 +26,7 @@ def validate(
         first = data_sets.index(data_set)
         groups = slice(first, first + data_sets.count(data_set))
         rows = members.rows(groups)
-        own = {name: tensor[rows] for name, tensor in state.own.items()}
+        own = map_tree(lambda t, rows=rows: t[rows], state.own)
         with torch.no_grad():
             nll, error = _scores(objective, members.groups(groups), own, validation[data_set])
             scores["nll"][rows], scores["error"][rows] = nll.float(), error.float()
@@ -34,7 +35,7 @@ def validate(
                 penalty = _of_members(
                     objective, lambda weights, own, f=penalty_of: f(weights, own), members.groups(groups), own
                 )
-                count = objective.execution.num_observations[first]
+                count = objective.num_observations[first]
                 scores["objective"][rows] += (penalty / count).cpu()
     objective.network.train()
     return scores
@@ -50,7 +51,7 @@ def keep_better(state: State, scores: Tensor) -> None:
     if members.shared:  # members that share weights are kept or replaced together
         scores = chain_scores.repeat_interleave(members.group_size)
     if state.best is None:
-        state.best = Best(clones(state.tensors), scores.clone(), chain_scores.clone())
+        state.best = Best(map_tree(torch.clone, state.tensors), scores.clone(), chain_scores.clone())
         return
     for kinds, lowest, now in (
         (("stacked", "own"), state.best.scores, scores),
@@ -59,25 +60,33 @@ def keep_better(state: State, scores: Tensor) -> None:
         better = (now < lowest) | lowest.isnan()  # anything is better than NaN
         lowest[better] = now[better]
         for kind in kinds:
-            for name, tensor in state.tensors[kind].items():
-                state.best.tensors[kind][name][better] = tensor[better]
+            _copy_rows(state.best.tensors[kind], state.tensors[kind], better)
 
 
 def take_best(state: State) -> None:
     """Put what was kept in the place of what training ended with."""
     assert state.best is not None
-    for kind, tensors in state.tensors.items():
-        copy_into(tensors, state.best.tensors[kind])
+    copy_into(state.tensors, state.best.tensors)
 
 
-def _scores(objective: Objective, members: Members, own: Tensors, data: Data) -> tuple[Tensor, Tensor]:
+def _copy_rows(target: Tree, source: Tree, rows: Tensor) -> None:
+    """Copy some rows of the tensors of a tree into those of another one."""
+
+    def copy(tensor: Tensor, other: Tensor) -> None:
+        where = rows.to(tensor.device)
+        tensor[where] = other[where]
+
+    map_tree(copy, target, source)
+
+
+def _scores(objective: Objective, members: Members, own: Tree, data: Data) -> tuple[Tensor, Tensor]:
     network, device = objective.network, objective.execution.device
     likelihood = network.likelihood
     nll = torch.zeros(members.num_members, dtype=torch.float64)
     error = torch.zeros(members.num_members, dtype=torch.float64)
     num_observations = 0.0
     for examples in data.in_order():
-        examples = examples.map(lambda t: t.to(device))
+        examples = map_tree(lambda t: t.to(device), examples)
         inputs = network.arrange(examples.inputs)
         outputs = _of_members(
             objective,
@@ -98,7 +107,7 @@ def _scores(objective: Objective, members: Members, own: Tensors, data: Data) ->
 
 
 def _of_members(
-    objective: Objective, function: Callable[[Tensors, Tensors], Any], members: Members, own: Tensors
+    objective: Objective, function: Callable[[Tensors, Tree], Any], members: Members, own: Tree
 ) -> Any:
     """``function(weights, own)`` of every member, [M, ...], in the way that predictions are made."""
 

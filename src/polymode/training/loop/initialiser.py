@@ -1,7 +1,8 @@
-"""Where chains start: a template module and the initial weights of every chain."""
+"""Where chains begin: a template module, and the weights of every chain, drawn or given."""
 
 import copy
-from collections.abc import Callable, Iterable
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 
 from polymode.errors import InputError
 from polymode.likelihoods import Likelihood
-from polymode.networks.members import Tensors
+from polymode.networks.members import Members, Tensors
 from polymode.networks.surgery import (
     Model,
     build,
@@ -20,12 +21,15 @@ from polymode.networks.surgery import (
     tensors_of,
     trainable_names,
 )
-from polymode.seeds import derive_seed, draw_seed, global_seed
+from polymode.posteriors import Posterior
+from polymode.seeds import derive_generator, derive_seed, draw_seed, global_seed
+from polymode.storage import digest_of
+from polymode.training.contract.method import Method, Problem
 from polymode.trees import Tree, map_tree
 
 
 @dataclass(frozen=True)
-class Start:
+class Initialiser:
     """Draws initial weights: from the factory, or from a module.
 
     The first chain of a module starts with the module's own weights, so that one member is exactly
@@ -161,3 +165,49 @@ def own_names(model: Model, template: nn.Module, changed: frozenset[str], seed: 
         prefix + name for name in first.keys() & second.keys() if not torch.equal(first[name], second[name])
     }
     return names | drawn
+
+
+def _initial_draws(posterior: Posterior, method: Method, seed: int) -> Iterator[Members]:
+    """The members of a posterior that chains begin at: as many as all of them take, spread evenly."""
+    wanted, each = method.total_chains * method.initial_members, method.initial_members
+    available = posterior.num_members
+    if available is not None and available < wanted:
+        raise InputError(
+            f"initial has {available} member{'s' if available > 1 else ''}, and {method.name} takes {wanted}"
+            f"{f' ({each} for each chain)' if each > 1 else ', one for each chain'}: pass a posterior with "
+            "as many, or a method with fewer chains."
+        )
+    return posterior.draw(wanted, derive_generator(seed, "initial"))
+
+
+def digest_of_draws(posterior: Posterior, method: Method, seed: int) -> str:
+    """A digest of the members that chains begin at."""
+    digests = [digest_of(block.stacked | block.shared) for block in _initial_draws(posterior, method, seed)]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def initial_members(
+    posterior: Posterior, method: Method, problem: Problem, owned: frozenset[str], seed: int
+) -> list[Tensors]:
+    """The weights of the members that chains begin at, in order; what a chain owns beyond them is drawn."""
+    network = problem.network
+    there, here = posterior.network.fingerprint, network.fingerprint
+    for name in sorted(problem.trainable):
+        if there.get(name) != here[name]:
+            raise InputError(
+                f"initial is of another network: {name!r} is {there.get(name, 'absent')} in it and "
+                f"{here[name]} in the model. Pass the model and the likelihood that it was made with."
+            )
+    constants = network.constants(owned)
+    for name, tensor in posterior.network.constants(owned).items():
+        if name in constants and not torch.equal(tensor.cpu(), constants[name].cpu()):
+            raise InputError(
+                f"initial is of another network: {name!r}, which its members have in common, differs from "
+                "the model's."
+            )
+    common = {name for name in owned if there.get(name) == here[name]}
+    return [
+        {n: t.to(network.device) for n, t in block.member(index).items() if n in common}
+        for block in _initial_draws(posterior, method, seed)
+        for index in range(block.num_members)
+    ]

@@ -1,6 +1,5 @@
-"""From the user's arguments to a run that can begin; all bad input is found here."""
+"""From what ``fit`` was asked to what a run works with; all bad input is found here."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from polymode.data import ArrayData, Data, Examples, check_finite
+from polymode.data import ArrayData, Data, Examples, check_finite, fingerprints
 from polymode.errors import InputError
 from polymode.likelihoods import Likelihood
-from polymode.networks.members import Tensors
 from polymode.networks.surgery import (
     Model,
     floating_type,
@@ -21,21 +19,31 @@ from polymode.networks.surgery import (
     structure,
     trainable_names,
 )
+from polymode.posteriors import Posterior
 from polymode.posteriors.network import Network
 from polymode.posteriors.particles import MemberStore
 from polymode.seeds import derive_generator, derive_seed, global_seed
-from polymode.training.contract.batch import Batch
+from polymode.storage import digest_of
+from polymode.training.contract.execution import Execution, Precision
 from polymode.training.contract.method import Method, Phase, Problem, describe
-from polymode.training.contract.objective import Execution, Precision
 from polymode.training.contract.state import State
 from polymode.training.keeping.folder import MEMBERS
 from polymode.training.loop.batches import Batches
-from polymode.training.loop.start import Probe, Start, always_eval, make_template, own_names, probe
-from polymode.trees import Tree, leaves
+from polymode.training.loop.initialiser import (
+    Initialiser,
+    Probe,
+    always_eval,
+    digest_of_draws,
+    initial_members,
+    make_template,
+    own_names,
+    probe,
+)
+from polymode.trees import map_tree
 
 
 @dataclass(frozen=True)
-class Job:
+class Request:
     """What ``fit`` was asked to do."""
 
     method: Method
@@ -49,10 +57,13 @@ class Job:
     device: torch.device
     precision: Precision
     shared_order: bool
+    initial: Sequence[Posterior] | None = None  # one a data set
 
     def signature(self, network: Network, owned: frozenset[str]) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued."""
-        some = {} if len(self.chains) == self.method.total_chains else {"total_chains": len(self.chains)}
+        some = {} if len(self.chains) == self.method.total_chains else {"num_chains": len(self.chains)}
+        if self.initial is not None:
+            some |= {"initial": [digest_of_draws(each, self.method, self.seeds[0]) for each in self.initial]}
         return some | {
             "method": describe(self.method),
             "likelihood": self.likelihood.config(),
@@ -73,131 +84,145 @@ class Job:
 
 
 @dataclass(frozen=True)
-class SetUp:
-    """Everything a run works with.
+class Material:
+    """What a run works with, however it is executed.
 
-    owned: names of the tensors that members own. example_outputs: what the network gives for examples.
+    problem: its execution is not decided yet. owned: names of the tensors that members own.
     """
 
+    request: Request
     problem: Problem
     owned: frozenset[str]
     batches: Batches
-    phases: Sequence[Phase]
     state: State
-    example_outputs: Tree
 
-    def arranged(self, batch: Batch) -> Batch:
-        """The batch as the network wants it; what was not checked in memory before is checked now."""
-        network = self.problem.network
-        batch = batch.on(self.problem.execution.device, network)
-        if not isinstance(self.batches.source, ArrayData):
-            for piece in batch.pieces:
-                check_finite(piece.inputs)
-                network.likelihood.check_targets(piece.targets, self.example_outputs)
-        return batch
+    def phases(self, execution: Execution) -> list[Phase]:
+        """The algorithm, for chains that are executed in this way."""
+        problem = replace(self.problem, execution=execution)
+        return list(self.request.method.phases(problem, self.request.epochs))
 
 
-def remarks_on(job: Job) -> Iterator[str]:
+def remarks_on(request: Request) -> Iterator[str]:
     """What is allowed, but might not be what was meant."""
-    if isinstance(job.model, nn.Module) and job.chains.stop > 1:
-        drawn = range(max(1, job.chains.start), job.chains.stop)
-        own = "chain 0 starts from its weights, " if 0 in job.chains else ""
+    if isinstance(request.model, nn.Module) and request.chains.stop > 1 and request.initial is None:
+        drawn = range(max(1, request.chains.start), request.chains.stop)
+        own = "chain 0 starts from its weights, " if 0 in request.chains else ""
         numbers = f"chain {drawn[0]}" if len(drawn) == 1 else f"chains {drawn[0]} to {drawn[-1]}"
         verb = "starts" if len(drawn) == 1 else "start"
         yield (
-            f"{job.method.name} trains several chains of one module: {own}{numbers} {verb} from weights that "
-            "its layers draw anew. To choose, pass a function instead of the module: one that builds the "
-            "network draws all of them, lambda: copy.deepcopy(module) starts all from these weights."
+            f"{request.method.name} trains several chains of one module: {own}{numbers} {verb} from weights "
+            "that its layers draw anew. To choose, pass a function instead of the module: one that builds "
+            "the network draws all of them, lambda: copy.deepcopy(module) starts all from these weights."
         )
-    for data in job.sources:
+    for data in request.sources:
         first = (
             data.targets
             if isinstance(data, ArrayData)
             else next(iter(data.in_order(data.batch_size))).targets
         )
-        remark = job.likelihood.remark_on(first)
+        remark = request.likelihood.remark_on(first)
         if remark is not None:
             yield remark
             break  # one data set says enough about all
+    yield from request.method.remarks(request.epochs)
 
 
-def set_up(job: Job, folder: Path | None) -> SetUp:
-    """Build the template, the chains and the phases, and check all input before any training."""
-    seed = job.seeds[0]
-    template = make_template(job.model, job.likelihood, seed)
+def gather(request: Request, folder: Path | None) -> Material:
+    """Build the template, the chains and their batches, and check all input before any training."""
+    seed, device = request.seeds[0], request.device
+    template = make_template(request.model, request.likelihood, seed)
     before = structure(template)
     with global_seed(derive_seed(seed, "template", "adapt")):
-        template = job.method.adapt(template).to(job.device)
-    adapted_by = "" if structure(template) == before else job.method.name
+        template = request.method.adapt(template).to(device)
+    adapted_by = "" if structure(template) == before else request.method.name
     trainable = trainable_names(template)
-    exempt = normalisation_and_bias_names(template)
-    batches = Batches(job.sources, job.chains, job.seeds, shared_order=job.shared_order)
-    seen = _check_data(job, template)
-    counts = [_num_observations(job.likelihood, data) for data in job.sources]
-    execution = Execution(
-        job.device,
-        torch.tensor([counts[group.data_set] for group in batches.groups], device=job.device),
-        precision=job.precision,
-        uses_global_random=seen.uses_global_random,
+
+    def arrange(examples: Examples, has_groups: bool) -> Examples:
+        """Examples as the network wants them; what was not checked in memory before is checked now."""
+        examples = map_tree(lambda t: t.to(device, non_blocking=True), examples)
+        if not in_memory:
+            check_finite(examples.inputs)
+            request.likelihood.check_targets(examples.targets, seen.outputs)
+        return examples._replace(inputs=network.arrange(examples.inputs, has_groups=has_groups))
+
+    in_memory = all(isinstance(source, ArrayData) for source in request.sources)
+    batches = Batches(
+        request.sources, request.chains, request.seeds, shared_order=request.shared_order, arrange=arrange
     )
-    names = own_names(job.model, template, seen.changed, seed)
-    start = Start(job.model, job.likelihood, job.device, names, job.method.adapt)
-    network = Network(template, job.likelihood, always_eval=always_eval(template), adapted_by=adapted_by)
-    replayable = all(source.replayable for source in job.sources)
+    seen = _check_data(request, template)
+    owned = own_names(request.model, template, seen.changed, seed)
+    network = Network(  # from here on the template has no gradients
+        template,
+        request.likelihood,
+        always_eval=always_eval(template),
+        adapted_by=adapted_by,
+        draws_globally=seen.uses_global_random,
+    )
+
+    counts = [_num_observations(request.likelihood, data) for data in request.sources]
+    initialiser = Initialiser(request.model, request.likelihood, device, owned, request.method.adapt)
     problem = Problem(
         network,
         trainable,
-        exempt,
-        start,
-        execution,
-        redraw=start.of_layers,
-        replayable=replayable,
+        normalisation_and_bias_names(template),
+        initialiser,
+        Execution(device, precision=request.precision),
+        torch.tensor([counts[group.data_set] for group in batches.groups], device=device),
+        redraw=initialiser.of_layers,
+        replayable=all(source.replayable for source in request.sources),
         num_minibatches=min(batches.num_minibatches(group.num_examples) for group in batches.groups),
     )
-    phases = list(job.method.phases(problem, job.epochs))
-    _check_phases(job, phases)
-    states = []
+    _check_phases(request, request.method.phases(problem, request.epochs))
+    given = [
+        initial_members(each, request.method, problem, owned, request.seeds[0])
+        for each in request.initial or ()
+    ]
+    size, states = request.method.initial_members, []
     for index, group in enumerate(batches.groups):
         generator = derive_generator(group.seed, "chain", group.chain)
-        state = job.method.init(replace(problem, chain=group.chain, group=index), generator)
-        states.append(state.begin(generator, group.data_set, group.chain))
+        of_chain = replace(problem, chain=group.chain, group=index)
+        if given:
+            own = slice(group.chain * size, (group.chain + 1) * size)
+            of_chain = replace(of_chain, initial=given[group.data_set][own])
+        state = request.method.init(of_chain, generator)
+        states.append(state.as_chain(generator, group.data_set, group.chain))
     state = State.side_by_side(states)
     state.finished = MemberStore(None if folder is None else folder / MEMBERS)
-    return SetUp(problem, names, batches, phases, state, seen.outputs)
+    return Material(request, problem, owned, batches, state)
 
 
 def _first_examples(data: Data, count: int, device: torch.device) -> Examples:
-    return next(iter(data.in_order(count))).map(lambda t: t.to(device))
+    return map_tree(lambda t: t.to(device), next(iter(data.in_order(count))))
 
 
-def _check_data(job: Job, template: nn.Module) -> Probe:
+def _check_data(request: Request, template: nn.Module) -> Probe:
     """Run the network on a batch of every data set and check all targets that are in memory."""
     seen = []
-    all_data: list[Data] = [*job.sources, *(job.validation or [])]
+    all_data: list[Data] = [*request.sources, *(request.validation or [])]
     dtype = floating_type(template)
     for index, data in enumerate(all_data):
         try:
-            examples = _first_examples(data, data.batch_size, job.device)
+            examples = _first_examples(data, data.batch_size, request.device)
             seen.append(probe(template, match_precision(dtype, examples.inputs)))
             outputs = seen[-1].outputs
-            job.likelihood.check_outputs(outputs, examples.targets)
+            request.likelihood.check_outputs(outputs, examples.targets)
             targets = data.targets if isinstance(data, ArrayData) else examples.targets
-            job.likelihood.check_targets(targets.to(job.device), outputs)
+            request.likelihood.check_targets(targets.to(request.device), outputs)
         except InputError as error:
-            if index < len(job.sources):
+            if index < len(request.sources):
                 raise
             raise InputError(f"In the validation data: {error}") from error
-    for data in job.sources:
-        _check_leftover(job, template, data)
+    for data in request.sources:
+        _check_leftover(request, template, data)
     return seen[0]
 
 
-def _check_leftover(job: Job, template: nn.Module, data: Data) -> None:
+def _check_leftover(request: Request, template: nn.Module, data: Data) -> None:
     """A last batch of one example is where BatchNorm fails, an epoch into the training."""
     if data.drop_last or data.num_examples % data.batch_size != 1 or not data.replayable:
         return
     try:
-        inputs = _first_examples(data, 1, job.device).inputs
+        inputs = _first_examples(data, 1, request.device).inputs
         probe(template, match_precision(floating_type(template), inputs))
     except InputError as error:
         raise InputError(
@@ -215,7 +240,7 @@ def _num_observations(likelihood: Likelihood, data: Data) -> int:
     return round(int(likelihood.num_observations(targets)) / len(targets) * data.num_examples)
 
 
-def _check_phases(job: Job, phases: Sequence[Phase]) -> None:
+def _check_phases(request: Request, phases: Sequence[Phase]) -> None:
     for before, phase in zip([None, *phases], phases, strict=False):
         for name in phase.carry:
             if before is None or name not in phase.optimizers:
@@ -227,13 +252,13 @@ def _check_phases(job: Job, phases: Sequence[Phase]) -> None:
                     f"Phase {phase.name!r} carries the optimiser {name!r}, but describes it otherwise than "
                     f"phase {before.name!r}."
                 )
-        where = f"phase {phase.name!r} of {job.method.name}"
-        if phase.batches == "full" and not all(source.replayable for source in job.sources):
+        where = f"phase {phase.name!r} of {request.method.name}"
+        if phase.batches == "full" and not all(source.replayable for source in request.sources):
             raise InputError(
                 f"Each step of {where} is about the whole data set: an IterableDataset cannot be read again. "
                 "Use ArrayData or a map-style data set."
             )
-        if phase.batches == "full" and any(getattr(source, "augment", ()) for source in job.sources):
+        if phase.batches == "full" and any(getattr(source, "augment", ()) for source in request.sources):
             raise InputError(
                 f"Each step of {where} is about the whole data set as it is, and augmented images "
                 "are others every time. Leave augment out."
@@ -242,7 +267,7 @@ def _check_phases(job: Job, phases: Sequence[Phase]) -> None:
             raise InputError(f"There are {phase.epochs} epochs for {where}: it needs at least one.")
         if phase.keep is None:
             continue
-        if job.validation is None:
+        if request.validation is None:
             raise InputError(
                 f"The best weights of {where} are kept by validation: pass validation=..., or keep='last'."
             )
@@ -253,33 +278,5 @@ def _check_phases(job: Job, phases: Sequence[Phase]) -> None:
             )
 
 
-def digest_of(tensors: Tensors) -> str:
-    """SHA-256 of names and values."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
 def _size(data: Data) -> str:
     return f"{data.num_examples} examples in batches of {data.batch_size}"
-
-
-def fingerprints(sources: Sequence[Data]) -> list[str]:
-    """A digest of each data set; one that occurs several times is read once."""
-    known = {id(source): fingerprint(source) for source in {id(s): s for s in sources}.values()}
-    return [known[id(source)] for source in sources]
-
-
-def fingerprint(data: Data) -> str:
-    """A digest of a data set: of all its bytes when it is in memory, else of its length."""
-    digest = hashlib.sha256(repr((data.num_examples, data.batch_size, data.drop_last)).encode())
-    if isinstance(data, ArrayData):
-        digest.update(repr(data.augment).encode() if data.augment else b"")
-        weights = [] if data.weights is None else [data.weights]
-        for tensor in [*leaves(data.inputs), data.targets, *weights]:
-            digest.update(repr((tensor.dtype, tensor.shape)).encode())
-            raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-            digest.update(raw.numpy().data)
-    return digest.hexdigest()

@@ -1,0 +1,135 @@
+"""What ``fit`` is told about computing and keeping: two immutable objects that go where they are needed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypedDict, get_args
+
+import torch
+from torch import nn
+
+from polymode.errors import CheckpointError, InputError, require, require_whole, unknown_name
+from polymode.networks.members import BACKENDS, Backend
+from polymode.networks.surgery import Model
+from polymode.posteriors.base import MANIFEST
+from polymode.training.contract.epoch import Epoch
+from polymode.training.contract.execution import Precision
+from polymode.training.keeping.progress import Reporter, reporter_for
+from polymode.training.loop.arithmetic import MOST_THREADS
+
+AnyBackend = Backend | Literal["auto"]
+
+
+class Settings(TypedDict, total=False):
+    """Keywords of ``fit`` that the two objects below are made of; ``fit`` explains them."""
+
+    device: torch.device | str | None
+    backend: AnyBackend
+    threads: int | None
+    precision: Precision
+    processes: int
+    run_dir: str | Path | None
+    resume: bool
+    checkpoint_seconds: float
+    observer: Callable[[Epoch], None] | None
+    progress: bool | Reporter
+    title: str
+    options: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How to compute; what is left open is measured and decided when a run begins (``Execution``)."""
+
+    device: torch.device | str | None = None
+    backend: AnyBackend = "auto"
+    threads: int | None = None
+    precision: Precision = "full"
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.backend not in (*BACKENDS, "auto"):
+            raise unknown_name("backend", self.backend, (*BACKENDS, "auto"))
+        if self.precision not in get_args(Precision):
+            raise unknown_name("precision", self.precision, get_args(Precision))
+        require_whole("processes", self.processes)
+        if self.threads is not None:
+            require(
+                require_whole("threads", self.threads) <= MOST_THREADS,
+                f"threads must be at most {MOST_THREADS}, got {self.threads}.",
+            )
+
+    def device_of(self, model: Model) -> torch.device:
+        """The device that was named, or that of a module; the CPU for a factory."""
+        device = self.device
+        if device is None:
+            parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+            device = torch.device("cpu") if parameter is None else parameter.device
+        device = usable_device(device)
+        if self.precision == "bfloat16" and not torch.amp.is_autocast_available(device.type):
+            raise InputError(f"Device {device.type!r} has no mixed precision: use precision='full'.")
+        return device
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What is kept of a run, and who is told about it."""
+
+    run_dir: str | Path | None = None
+    resume: bool = False
+    checkpoint_seconds: float = 60.0
+    observer: Callable[[Epoch], None] | None = None
+    progress: bool | Reporter = True
+    title: str = ""
+    options: Mapping[str, Any] | None = None
+    reporter: Reporter = field(init=False)
+
+    def __post_init__(self) -> None:
+        given, observer = self.run_dir, self.observer
+        require(given is None or isinstance(given, str | Path), f"run_dir must be a path, got {given!r}.")
+        require(
+            observer is None or callable(observer),
+            f"observer must be a function of an Epoch, got {observer!r}.",
+        )
+        object.__setattr__(self, "reporter", reporter_for(self.progress))
+
+    def folder(self) -> Path | None:
+        """The folder of the run; one with something in it is never overwritten."""
+        if self.run_dir is None:
+            if self.resume:
+                raise InputError("resume=True needs run_dir, the folder of the run to go on with.")
+            return None
+        folder = Path(self.run_dir).resolve()
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"run_dir={str(folder)!r} is a file: choose a folder.")
+        if not self.resume and folder.exists() and any(folder.iterdir()):
+            raise InputError(
+                f"{folder} is not empty. Pass resume=True to go on with the run in it, or choose another "
+                "run_dir."
+            )
+        visible = [p for p in folder.iterdir() if not p.name.startswith(".")] if folder.exists() else []
+        if visible and not (folder / MANIFEST).exists():
+            raise CheckpointError(
+                f"{folder} is not the folder of a run: it has no {MANIFEST}, but {visible[0].name}. Choose "
+                "another run_dir."
+            )
+        return folder
+
+
+def read_settings(settings: Settings) -> tuple[Computing, Keeping]:
+    """The two objects, from the keywords of ``fit``."""
+    given: dict[str, Any] = dict(settings)
+    known = {kind: [f.name for f in fields(kind) if f.init] for kind in (Computing, Keeping)}
+    for name in given:
+        if not any(name in names for names in known.values()):
+            raise unknown_name("option of fit", name, [n for names in known.values() for n in names])
+    computing, keeping = ({name: given[name] for name in names if name in given} for names in known.values())
+    return Computing(**computing), Keeping(**keeping)
+
+
+def usable_device(device: torch.device | str) -> torch.device:
+    """The device, or an ``InputError`` that says why it cannot be used."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None

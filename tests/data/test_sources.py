@@ -110,9 +110,8 @@ def test_rounds_and_full_batches():
     batches = Batches([data], [0], [0], shared_order=False)
     assert [len(r) for r in batches.epoch(0, 2)] == [2, 2, 1]
     [[full]] = batches.epoch(0, "full")
-    assert full.pieces[0].examples.inputs.tolist() == list(
-        range(10)
-    )  # all chains see the same rows: no group axis
+    # All chains see the same rows: no group axis.
+    assert full.pieces[0].examples.inputs.tolist() == list(range(10))
     assert batches.steps_per_epoch(slice(0, 1), 2) == 3
 
 

@@ -11,7 +11,7 @@ import polymode as pm
 from polymode.errors import InputError
 from polymode.methods import ECMP, EMP, DropConnect
 from polymode.methods.model_patching import LOGITS
-from polymode.networks.surgery import sampling_of
+from polymode.networks.adaptations import Sampling
 from polymode.posteriors.component_mixture import COMPONENTS, PROBABILITIES, SHARED, STATISTICS
 from polymode.weights.mixtures import Mixture
 
@@ -399,14 +399,14 @@ class TestMCDropout:
     def test_the_networks_own_layers_are_sampled_with_their_own_rates(self):
         make = lambda: nn.Sequential(nn.Linear(4, 9), nn.Dropout(0.4), nn.Linear(9, 3)).double()  # noqa: E731
         posterior = fit(pm.methods.MCDropout(rate=0.2), make)
-        assert sampling_of(posterior.network.module).added == {}
+        assert posterior.network.adaptations == (Sampling(),)
         assert [m.p for m in posterior.network.module.modules() if hasattr(m, "sampled")] == [0.4]
         both = fit(pm.methods.MCDropout(where=("0", "output"), rate=0.2), make)
-        assert sampling_of(both.network.module).added == {"0": 0.2, "2": 0.2}
+        assert both.network.adaptations == (Sampling(added={"0": 0.2, "2": 0.2}),)
 
     def test_dropout_is_put_before_the_output_of_a_network_without_any(self):
         posterior = fit(pm.methods.MCDropout(rate=0.25))
-        assert sampling_of(posterior.network.module).added == {"3": 0.25}
+        assert posterior.network.adaptations == (Sampling(added={"3": 0.25}),)
         [chain] = posterior.chains
         weights = {n.removeprefix(SHARED): t for n, t in chain.items()}
         x = data().inputs

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import polymode as pm
 from polymode.errors import CheckpointError
+from polymode.networks.adaptations import Sampling
 from polymode.networks.surgery import structure_of
 from polymode.storage import DIGEST, write_document
 
@@ -110,3 +111,70 @@ def test_learned_noise_is_not_part_of_the_users_network(tmp_path):
     pm.load_posterior(folder, net)
     with pytest.raises(CheckpointError, match=r"'network.1' is ReLU"):
         pm.load_posterior(folder, partial(net, nn.Tanh))
+
+
+def rewritten(folder, change):
+    """Let ``change`` do something to the document of a posterior."""
+    path = folder / "posterior.json"
+    manifest = json.loads(path.read_text())
+    del manifest[DIGEST]
+    change(manifest)
+    write_document(path, "posterior", manifest)
+
+
+def predicted(posterior):
+    return posterior.predict(X, generator=torch.Generator().manual_seed(1)).mean
+
+
+@pytest.mark.parametrize("method", [pm.methods.MCDropout(where="output", masks="draw"), pm.methods.Single()])
+def test_posteriors_of_the_version_before_load_as_they_were(method, tmp_path):
+    folder = saved(tmp_path, net, method)
+    expected = pm.load_posterior(folder, net)
+
+    def as_before(manifest):
+        stored = manifest.pop("adaptations")
+        fields = [{k: v for k, v in each.items() if k != "kind"} for each in stored]
+        manifest |= {"sampling": fields[0] if fields else None, "adapted_by": ""}
+
+    rewritten(folder, as_before)
+    loaded = pm.load_posterior(folder, net)
+    assert loaded.network.adaptations == expected.network.adaptations
+    assert torch.equal(predicted(loaded), predicted(expected))
+
+
+def test_a_change_that_the_version_before_did_not_store_is_refused(tmp_path):
+    folder = saved(tmp_path, net)
+    rewritten(folder, lambda m: (m.pop("adaptations"), m.update(sampling=None, adapted_by="shifting")))
+    with pytest.raises(CheckpointError, match=r"shifting changed the network .* did not store how"):
+        pm.load_posterior(folder, net)
+
+
+def test_adaptations_that_are_not_known_or_do_not_fit_are_refused(tmp_path):
+    folder = saved(tmp_path, net, pm.methods.MCDropout(where="output"))
+    [sampling] = json.loads((folder / "posterior.json").read_text())["adaptations"]
+    assert sampling == {"kind": "sampling", "masks": "example", "added": {"3": 0.1}}
+    for stored, message in (
+        ([{"kind": "mine"}], r"'mine' is not known: import the module that defines it first"),
+        ([{"kind": "os:system"}], r"'os:system' is not known"),
+        ([sampling | {"layers": 3}], r"Unknown field of the adaptation 'sampling' 'layers'"),
+        ([sampling | {"masks": "both"}], r"Unknown masks 'both'"),
+        ([sampling | {"added": 3}], r"not as polymode writes it \(AttributeError"),
+        ([sampling | {"added": {"9": 0.1}}], r"another network: There is no layer '9'"),
+        ([sampling | {"added": {"0": 0.1}}], r"another network: '0.input_dropout.first_example' is absent"),
+        ([sampling, 3], r"not as polymode writes it \(TypeError"),
+        ([{"kind": ["sampling"]}], r"not as polymode writes it \(TypeError"),
+        ({"kind": "sampling"}, r"adaptations"),
+        ([], r"another network: '3.input_dropout.first_example' is .* there and absent"),
+    ):
+        rewritten(folder, lambda manifest, stored=stored: manifest.update(adaptations=stored))
+        with pytest.raises(CheckpointError, match=message):
+            pm.load_posterior(folder, net)
+
+
+def test_sampled_dropout_of_trained_networks_is_stored_and_repeated(tmp_path):
+    folder = saved(tmp_path, net)
+    sampled = pm.sample_dropout(pm.load_posterior(folder, net), "draw")
+    sampled.save(tmp_path / "sampled")
+    loaded = pm.load_posterior(tmp_path / "sampled", net)
+    assert loaded.network.adaptations == sampled.network.adaptations == (Sampling("draw"),)
+    assert torch.equal(predicted(loaded), predicted(sampled))

@@ -3,6 +3,8 @@
 import copy
 import math
 import random
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ import polymode as pm
 from cases import BY_NAME, redrawn
 from polymode.errors import InputError, NonFiniteLoss, NotCollapsible
 from polymode.methods import DeepEnsemble, Single
+from polymode.networks.adaptations import Adaptation, register_adaptation
+from polymode.networks.members import unstack
 from polymode.seeds import derive_generator
 from polymode.training.contract import State
 from polymode.training.loop.validation import keep_better, take_best
@@ -822,67 +826,102 @@ def test_divergence_leaves_the_members_that_were_finished():
     assert all(t.isfinite().all() for t in weights_of(info.value.posterior).values())
 
 
-class Shifted(nn.Module):
-    """A network with a trained shift of its outputs."""
+@register_adaptation
+@dataclass(frozen=True)
+class Shift(Adaptation):
+    """Shifts the outputs by what is drawn at random: trained, and kept as it is."""
 
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-        self.shift = nn.Parameter(torch.randn(3, dtype=torch.float64))
+    kind: ClassVar[str] = "tests/shift"
+    width: int = 3
 
-    def forward(self, x):
-        return self.network(x) + self.shift
+    def apply(self, module):
+        module.shift = nn.Parameter(torch.randn(self.width, dtype=torch.float64))
+        module.register_buffer("kept", torch.randn(self.width, dtype=torch.float64))
+        module.register_forward_hook(_shift)
+        return module
 
 
-class Shifting(Single):
-    """Adapts the network by something that is drawn at random."""
+def _shift(module, inputs, outputs):
+    return outputs + module.shift + module.kept
 
-    name = "shifting"
 
-    def adapt(self, module):
-        return Shifted(module)
+@register_adaptation
+@dataclass(frozen=True)
+class Halve(Adaptation):
+    """Halves the outputs by a hook, which leaves no trace among the tensors."""
+
+    kind: ClassVar[str] = "tests/halve"
+
+    def apply(self, module):
+        module.register_forward_hook(_halve)
+        return module
+
+
+def _halve(module, inputs, outputs):
+    return outputs / 2
+
+
+@dataclass(frozen=True)
+class Adapted(Single):
+    """Trains a network that was adapted before."""
+
+    name: ClassVar[str] = "adapted"
+    by: tuple[Adaptation, ...] = ()
+
+    def adaptations(self, module):
+        return self.by
 
 
 @pytest.mark.parametrize("model", [mlp, mlp()], ids=["factory", "instance"])
 @pytest.mark.filterwarnings("ignore:deep_ensemble trains several chains of one module")
 def test_what_an_adaptation_draws_follows_the_seed(model):
-    method = DeepEnsemble(2, of=Shifting(optimizer=pm.Optimizer("SGD", lr=0.1)))
+    method = DeepEnsemble(2, of=Adapted(optimizer=pm.Optimizer("SGD", lr=0.1), by=(Shift(),)))
     before = torch.get_rng_state()
     first = quiet(method, model, toy())
     assert torch.equal(torch.get_rng_state(), before)
     torch.rand(7)  # another global random state
-    assert_same_weights(first, quiet(method, model, toy()))
-    shifts = weights_of(first)["shift"]
-    assert not torch.equal(shifts[0], shifts[1])  # of each chain its own
+    assert_same_bits(first, quiet(method, model, toy()))
+    for name in ("shift", "kept"):  # of each chain its own, trained or not
+        shifts = weights_of(first)[name]
+        assert not torch.equal(shifts[0], shifts[1]), name
 
 
-@pytest.mark.filterwarnings("ignore:deep_ensemble trains several chains of one module")
-def test_a_posterior_of_an_adapted_network_is_not_loaded_into_another(tmp_path):
-    quiet(Shifting(), mlp, toy(), epochs=1).save(tmp_path / "saved")
-    with pytest.raises(pm.errors.CheckpointError, match=r"shifting changes the network"):
-        pm.load_posterior(tmp_path / "saved", mlp)
-    with pytest.raises(InputError, match=r"deep_ensemble changes the network.*processes=1"):
-        quiet(DeepEnsemble(2, of=Shifting()), mlp(), toy(), epochs=1, processes=2)
+@pytest.mark.parametrize("by", [(Shift(),), (Halve(),), (Shift(), Halve()), (Halve(), Shift())])
+def test_loading_adapts_the_network_again(by, tmp_path):
+    """The posterior of a network with the same weights, changed by hand, is what loading gives."""
+    posterior = quiet(DeepEnsemble(2, of=Adapted(by=by)), mlp, toy(), epochs=2)
+    posterior.save(tmp_path / "saved")
+    loaded = pm.load_posterior(tmp_path / "saved", mlp)
+    assert loaded.network.adaptations == by
+    assert_same_bits(posterior, loaded)
+    x = toy().inputs
+    assert torch.equal(loaded.predict(x).mean, posterior.predict(x).mean)
+    logits = next(loaded.outputs(x))[1]
+    for member, weights in enumerate(unstack(next(posterior.draw()))):
+        plain = mlp()
+        plain.load_state_dict({n: t for n, t in weights.items() if n not in ("shift", "kept")})
+        outputs = plain(x)
+        for adaptation in by:
+            halved = isinstance(adaptation, Halve)
+            outputs = outputs / 2 if halved else outputs + weights["shift"] + weights["kept"]
+        torch.testing.assert_close(logits[member], outputs)
 
 
-class Halving(Single):
-    """Adapts the network by a hook, which leaves no trace among its tensors."""
-
-    name = "halving"
-
-    def adapt(self, module):
-        module.register_forward_hook(_half)
-        return module
-
-
-def _half(module, inputs, outputs):
-    return outputs / 2
+@redrawn
+def test_chains_of_an_adapted_network_run_in_several_processes():
+    method = DeepEnsemble(2, of=Adapted(by=(Shift(), Halve())))
+    module = mlp()
+    alone, parts = (quiet(method, module, toy(), epochs=1, **o) for o in ({}, {"processes": 2}))
+    assert_same_weights(parts, alone)
+    assert parts.network.adaptations == (Shift(), Halve())
+    x = toy().inputs
+    torch.testing.assert_close(parts.predict(x).mean, alone.predict(x).mean)
 
 
-def test_a_hook_is_an_adaptation_too(tmp_path):
-    quiet(Halving(), mlp, toy(), epochs=1).save(tmp_path / "saved")
-    with pytest.raises(pm.errors.CheckpointError, match="halving changes the network"):
-        pm.load_posterior(tmp_path / "saved", mlp)
+def test_posteriors_of_differently_adapted_networks_are_not_joined():
+    plain, halved = (quiet(Adapted(by=by), mlp, toy(), epochs=1) for by in ((), (Halve(),)))
+    with pytest.raises(InputError, match=r"cannot be joined: .* changed by \[\], .* by \[Halve\(\)\]"):
+        pm.merge([plain, halved])
 
 
 def test_a_factory_that_returns_one_module_is_refused():
@@ -898,19 +937,3 @@ def test_inputs_that_the_networks_type_cannot_hold_are_refused():
     inputs = torch.full((3, 4), 1e39, dtype=torch.float64)
     with pytest.raises(InputError, match="3 of 3 examples hold NaN or infinite inputs"):
         posterior.predict(inputs)
-
-
-class Scaling(Single):
-    """Adapts the network by an attribute, which no layer tells of."""
-
-    name = "scaling"
-
-    def adapt(self, module):
-        module.scale = 10.0
-        return module
-
-
-def test_an_attribute_is_an_adaptation_too(tmp_path):
-    quiet(Scaling(), mlp, toy(), epochs=1).save(tmp_path / "saved")
-    with pytest.raises(pm.errors.CheckpointError, match=r"scaling changes the network"):
-        pm.load_posterior(tmp_path / "saved", mlp)

@@ -9,6 +9,7 @@ from torch import nn
 
 from polymode.errors import InputError
 from polymode.methods.single import Single
+from polymode.networks.adaptations import Adaptation
 from polymode.posteriors import Posterior
 from polymode.training.contract import Method, Phase, Problem, State
 
@@ -49,8 +50,8 @@ class DeepEnsemble(Method):
     def can_average(self) -> bool:
         return self.of.can_average
 
-    def adapt(self, module: nn.Module) -> nn.Module:
-        return self.of.adapt(module)
+    def adaptations(self, module: nn.Module) -> Sequence[Adaptation]:
+        return self.of.adaptations(module)
 
     def num_parameters(self, module: nn.Module) -> int:
         return self.num_members * self.of.num_parameters(module)

@@ -1,15 +1,17 @@
 """Dropout that stays on: every draw is a thinned network (Gal and Ghahramani 2016)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
 
 from polymode.errors import InputError, require
+from polymode.networks.adaptations import Adaptation, Sampling
 from polymode.networks.layers import Masks
 from polymode.networks.members import Tensors
 from polymode.networks.selection import Where, check_where, select_layers
-from polymode.networks.surgery import Sampling, random_layers, sample_dropout_of, seed_buffers
+from polymode.networks.surgery import random_layers, seed_buffers
 from polymode.posteriors import ComponentMixture, Posterior
 from polymode.posteriors.component_mixture import SHARED
 from polymode.training.contract import Descent, Problem, State
@@ -46,10 +48,7 @@ class MCDropout(Descent):
         if self.where is not None:
             object.__setattr__(self, "where", check_where(self.where))  # one way to say one thing
 
-    def adapt(self, module: nn.Module) -> nn.Module:
-        return sample_dropout_of(module, self._sampling(module))
-
-    def _sampling(self, module: nn.Module) -> Sampling:
+    def adaptations(self, module: nn.Module) -> Sequence[Adaptation]:
         where = self.where
         if where is None:
             where = () if random_layers(module) else ("output",)
@@ -60,7 +59,7 @@ class MCDropout(Descent):
                     f"{name!r} is an Embedding: its inputs are numbers of rows, which cannot be dropped. "
                     "Name the layer after it."
                 )
-        return Sampling(self.masks, dict.fromkeys(layers, self.rate))
+        return [Sampling(self.masks, dict.fromkeys(layers, self.rate))]
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
         module = problem.network.module

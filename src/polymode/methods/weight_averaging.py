@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from polymode.errors import InputError, require, require_positive, require_whole
 from polymode.methods.single import Single
+from polymode.networks.adaptations import Adaptation
 from polymode.networks.members import Members, Tensors, copied_module
 from polymode.networks.surgery import running_statistics
 from polymode.posteriors import Posterior, merge
@@ -64,8 +65,8 @@ class _Averaging(Method):
     def total_chains(self) -> int:
         return self.of.total_chains
 
-    def adapt(self, module: nn.Module) -> nn.Module:
-        return self.of.adapt(module)
+    def adaptations(self, module: nn.Module) -> Sequence[Adaptation]:
+        return self.of.adaptations(module)
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
         each, epochs = self.of.for_budget(member_epochs)

@@ -4,15 +4,13 @@ import copy
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import get_args
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from polymode.errors import CannotRedraw, InputError, require, unknown_name
-from polymode.networks.layers import Masks, SeededDropout
+from polymode.errors import CannotRedraw, InputError
+from polymode.networks.layers import SeededDropout
 from polymode.networks.members import Tensors
 from polymode.seeds import global_seed
 from polymode.trees import Tree, map_tree
@@ -57,89 +55,6 @@ def prepare_in_place(module: nn.Module) -> nn.Module:
     if has_convolutions(module):
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return module
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Dropout that acts when a network predicts, too.
-
-    masks: one for each example, as in usual training, or one for each draw, the variational reading.
-    added: rates of dropout on the inputs of layers that the user's network does not have.
-    """
-
-    masks: Masks = "example"
-    added: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.masks not in get_args(Masks):
-            raise unknown_name("masks", self.masks, get_args(Masks))
-        for rate in self.added.values():
-            require(0 < rate < 1, f"A rate of dropout must be above 0 and below 1, got {rate!r}.")
-
-
-def sample_dropout_of(module: nn.Module, sampling: Sampling) -> nn.Module:
-    """Let the dropout of a prepared module act in evaluation mode, too; in place."""
-    present = sum(isinstance(part, SeededDropout) for part in module.modules())
-    for number, (name, rate) in enumerate(sampling.added.items()):
-        layer = dict(module.named_modules()).get(name)
-        if layer is None or not list(layer.parameters(recurse=False)):
-            raise InputError(f"There is no layer {name!r} with weights to drop the inputs of.")
-        device = next(layer.parameters()).device
-        layer.add_module(INPUT_DROPOUT, SeededDropout(rate, present + number).to(device))
-        layer.register_forward_pre_hook(_drop_inputs, with_kwargs=True)
-    for part in module.modules():
-        if isinstance(part, SeededDropout):
-            part.sampled, part.masks = True, sampling.masks
-            # Transformer layers skip their children in evaluation mode, unless one of them has a hook.
-            part.register_forward_pre_hook(_nothing)
-    return module
-
-
-def sampling_of(module: nn.Module) -> Sampling | None:
-    """How the dropout of a module is sampled that ``sample_dropout_of`` has changed; None for others."""
-    sampled = [part for part in module.modules() if isinstance(part, SeededDropout) and part.sampled]
-    if not sampled:
-        return None
-    added = {
-        name: layer.get_submodule(INPUT_DROPOUT).p
-        for name, layer in module.named_modules()
-        if any(child == INPUT_DROPOUT for child, _ in layer.named_children())
-    }
-    return Sampling(sampled[0].masks, added)  # type: ignore[arg-type]
-
-
-def structure(module: nn.Module) -> list[tuple]:
-    """The layers of a module with their attributes, tensors and hooks, but for what ``Sampling`` says."""
-    found = []
-    for name, part in module.named_modules():
-        if name.rpartition(".")[2] == INPUT_DROPOUT:
-            continue
-        hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
-        others = [hook for hook in hooks if hook not in (_drop_inputs, _nothing)]
-        tensors = [*part._parameters, *part._buffers]
-        attributes = {
-            key: value if isinstance(value, bool | int | float | str | tuple | None) else id(value)
-            for key, value in vars(part).items()
-            if not key.startswith("_")
-            and not (isinstance(part, SeededDropout) and key in ("sampled", "masks"))
-        }
-        found.append((name, type(part), attributes, others, tensors))
-    return found
-
-
-INPUT_DROPOUT = "input_dropout"  # the name of dropout that was added to a layer
-
-
-def _drop_inputs(layer: nn.Module, arguments: tuple, named: dict) -> tuple[tuple, dict]:
-    drop = layer.get_submodule(INPUT_DROPOUT)
-    if arguments:
-        return (drop(arguments[0]), *arguments[1:]), named
-    (name, inputs), *others = named.items()
-    return (), {name: drop(inputs), **dict(others)}
-
-
-def _nothing(*_: object) -> None:
-    """A hook that does nothing."""
 
 
 def as_plain_module(module: nn.Module, trainable: Iterable[str]) -> nn.Module:

@@ -4,7 +4,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -16,7 +16,7 @@ from polymode.errors import InputError, require, require_whole
 from polymode.likelihoods import quantiles_of
 from polymode.likelihoods.predictive import GaussianPredictive, Predictive
 from polymode.networks.members import Backend, Members, Tensors, forward_members
-from polymode.networks.surgery import match_precision, sampling_of, structure_of
+from polymode.networks.surgery import match_precision, structure_of
 from polymode.posteriors.network import Network
 from polymode.storage import CheckedFile, write_document, write_tensors
 from polymode.trees import Tree, leaves, length, map_tree
@@ -299,8 +299,7 @@ class Posterior(ABC):
             "structure": {"torch": torch.__version__, "parts": structure_of(self.network.module)},
             "files": files,
             "options": self.options(),
-            "sampling": None if (sampling := sampling_of(self.network.module)) is None else asdict(sampling),
-            "adapted_by": self.network.adapted_by,
+            "adaptations": [adaptation.config() for adaptation in self.network.adaptations],
             "record": self.record,
         }
         write_document(folder / "posterior.json", "posterior", manifest)

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import InputError, NotCollapsible, require
+from polymode.networks.adaptations import Sampling, adapt
 from polymode.networks.layers import Masks
 from polymode.networks.members import Members, Tensors
-from polymode.networks.surgery import Sampling, random_layers, sample_dropout_of, sampling_of, seed_buffers
+from polymode.networks.surgery import random_layers, seed_buffers
 from polymode.posteriors.base import BLOCK_BYTES, DRAWS, Posterior, register_posterior
 from polymode.posteriors.network import Network, check_fingerprint, check_tensors
 from polymode.seeds import derive_generator, draw_seed
@@ -153,7 +154,7 @@ class ComponentMixture(Posterior):
         return replace(self, chains=chains, log_weights=tuple(log_weights))
 
     def _mixes(self) -> tuple:
-        return self.options()["mixture"], sampling_of(self.network.module)
+        return self.options()["mixture"], self.network.adaptations
 
     # --- saving -----------------------------------------------------------------------------
 
@@ -236,7 +237,8 @@ def sample_dropout(posterior: Posterior, masks: Masks = "example") -> ComponentM
         )
     if posterior.num_members is None:
         raise InputError("This posterior draws networks already: its dropout cannot be sampled beside that.")
-    module = sample_dropout_of(copy.deepcopy(network.module), Sampling(masks))
+    sampling = Sampling(masks)
+    module = adapt(copy.deepcopy(network.module), [sampling], seed=0)  # nothing is drawn
     drawn = frozenset(seed_buffers(module))
     chains, log_weights = [], []
     for block in posterior.draw():
@@ -244,5 +246,5 @@ def sample_dropout(posterior: Posterior, masks: Masks = "example") -> ComponentM
             weights = block.member(index).items()
             chains.append({SHARED + name: t.clone() for name, t in weights if name not in drawn})
         log_weights += block.log_weights.tolist()
-    changed = replace(network, module=module)
+    changed = replace(network, module=module, adaptations=(*network.adaptations, sampling))
     return ComponentMixture(changed, chains=chains, log_weights=tuple(log_weights), record=posterior.record)

@@ -1,7 +1,7 @@
 """Saved posteriors, read back."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from torch import nn
 
 from polymode.errors import CheckpointError, InputError, unknown_name
 from polymode.likelihoods import make_likelihood
+from polymode.networks.adaptations import Adaptation, Sampling, adapt, make_adaptation
 from polymode.networks.members import BACKENDS, Tensors
-from polymode.networks.surgery import Model, Sampling, build, prepare, sample_dropout_of, set_tensors
+from polymode.networks.surgery import Model, build, prepare, set_tensors
 from polymode.posteriors.base import CONSTANTS, MANIFEST, POSTERIORS, Posterior, names_in
 from polymode.posteriors.network import Network, check_fingerprint, check_layers, check_tensors
 from polymode.storage import (
@@ -65,12 +66,7 @@ def load_posterior(folder: str | Path, model: Model, *, check_structure: bool = 
     kind = entry(manifest, "kind", str, path)
     if kind not in POSTERIORS:
         raise unknown_name("kind of posterior", kind, POSTERIORS)
-    if adapted_by := manifest.get("adapted_by"):
-        raise CheckpointError(
-            f"{folder} cannot be loaded: {adapted_by} changes the network before it trains it, and of such "
-            "changes only dropout that is sampled (mc_dropout) is stored and made again. Keep the posterior "
-            "that fit returned in memory, or build the change into the model."
-        )
+    adaptations = _adaptations_in(manifest, path)
     saved = entry(manifest, "network", dict, path)
     with well_formed(path):
         likelihood = make_likelihood(entry(manifest, "likelihood", dict, path))
@@ -78,18 +74,14 @@ def load_posterior(folder: str | Path, model: Model, *, check_structure: bool = 
     module = copy.deepcopy(model) if isinstance(model, nn.Module) else build(model, seed=0)
     if saved_in_double and all(p.dtype != torch.float64 for p in module.parameters()):
         module = module.double()  # it was fitted with precision="double"
-    prepared = likelihood.prepare(prepare(module))
-    if manifest.get("sampling") is not None:
-        with well_formed(path):
-            sampling = Sampling(**manifest["sampling"])
-        try:
-            sample_dropout_of(prepared, sampling)
-        except InputError as error:
-            raise CheckpointError(f"{folder} belongs to another network: {error}") from error
+    try:  # what the adaptations draw is replaced by what was stored
+        prepared = adapt(likelihood.prepare(prepare(module)), adaptations, seed=0)
+    except (InputError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(f"{folder} belongs to another network: {error}") from error
     backend: Any = entry(manifest, "backend", str, path)
     if backend not in BACKENDS:
         raise unknown_name(f"backend in {path}", backend, BACKENDS)
-    network = Network(prepared, likelihood, backend)
+    network = Network(prepared, likelihood, backend, adaptations=adaptations)
     check_fingerprint(saved, network.fingerprint, str(folder))
     if check_structure and "structure" in manifest:
         with well_formed(path):
@@ -108,6 +100,30 @@ def load_posterior(folder: str | Path, model: Model, *, check_structure: bool = 
         posterior = POSTERIORS[kind].from_files(network, list(files.values()), constants, options)
     _set_constants(network, constants, files.values(), folder / CONSTANTS)
     return replace(posterior, record=entry(manifest, "record", dict, path))
+
+
+def _adaptations_in(manifest: Mapping[str, Any], path: Path) -> tuple[Adaptation, ...]:
+    """What was done to the user's network before it was trained, as a document names it."""
+    if "adaptations" not in manifest:
+        return _earlier_adaptations(manifest, path)
+    with well_formed(path):
+        try:
+            return tuple(map(make_adaptation, entry(manifest, "adaptations", list, path)))
+        except InputError as error:
+            raise CheckpointError(f"{path} cannot be loaded: {error}") from error
+
+
+def _earlier_adaptations(manifest: Mapping[str, Any], path: Path) -> tuple[Adaptation, ...]:
+    """The same of documents from before adaptations had names: of all of them only one was stored."""
+    if adapted_by := manifest.get("adapted_by"):
+        raise CheckpointError(
+            f"{path} cannot be loaded: {adapted_by} changed the network before it trained it, and the "
+            "version of polymode that wrote this did not store how. Fit it again."
+        )
+    if manifest.get("sampling") is None:
+        return ()
+    with well_formed(path):
+        return (Sampling(**manifest["sampling"]),)
 
 
 def _set_constants(network: Network, constants: Tensors, files: Iterable[CheckedFile], path: Path) -> None:

@@ -13,6 +13,7 @@ from torch._C._functorch import is_batchedtensor
 
 from polymode.errors import CannotVectorise, CheckpointError
 from polymode.likelihoods import Likelihood
+from polymode.networks.adaptations import Adaptation
 from polymode.networks.members import Backend, Members, Tensors, copied_module, forward_members
 from polymode.networks.surgery import (
     floating_type,
@@ -45,8 +46,8 @@ class Network:
     backend: Backend = "loop"
 
     always_eval: tuple[str, ...] = ()  # layers the user keeps in evaluation mode, such as frozen BatchNorm
-    adapted_by: str = ""  # the method that changed the user's network otherwise than by ``Sampling``
     draws_globally: bool = False  # the module draws from the global random state by itself (``F.dropout``)
+    adaptations: tuple[Adaptation, ...] = ()  # what was done to the user's network, in this order
     channels_last: bool = field(init=False)
     dtype: torch.dtype = field(init=False)  # of the weights, and hence of floating-point inputs
 

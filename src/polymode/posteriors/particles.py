@@ -230,8 +230,13 @@ class Particles(Posterior):
         return self
 
     def check_joinable(self, network: Network) -> None:
-        """Raise unless members of another network can stand beside these: same tensors, same constants."""
+        """Raise unless members of another network, alike in all that is common, can stand beside these."""
         check_fingerprint(self.network.fingerprint, network.fingerprint, "The posterior")
+        if network.adaptations != self.network.adaptations:
+            raise InputError(
+                f"The posteriors cannot be joined: the network of one is changed by "
+                f"{list(self.network.adaptations)}, that of another by {list(network.adaptations)}."
+            )
         [first] = self.draw(1)
         owned = first.stacked.keys() | first.shared.keys()
         theirs = network.constants(owned)

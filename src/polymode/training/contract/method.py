@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import InputError, require
+from polymode.networks.adaptations import Adaptation
 from polymode.networks.members import Members, Tensors
 from polymode.posteriors import Posterior
 from polymode.posteriors.network import Network
@@ -285,14 +286,13 @@ class Method(ABC):
         """
         return False
 
-    def adapt(self, module: nn.Module) -> nn.Module:
-        """Change a prepared copy of the user's network, such as adding noise to it; nothing by default.
+    def adaptations(self, module: nn.Module) -> Sequence[Adaptation]:
+        """What has to be done to the user's network, here prepared, such as adding noise; nothing by default.
 
-        It runs for the template under a seed of the run, and for each chain under one of its own: what it
-        draws from the global random state is replayed. A saved posterior repeats ``surgery.Sampling`` alone;
-        one with any other change is not loaded.
+        It is done in this order to the template under a seed of the run, and to each chain's network under
+        one of its own. A saved posterior names it all, and it is done again when that is loaded.
         """
-        return module
+        return ()
 
     def num_parameters(self, module: nn.Module) -> int:
         """Numbers that a posterior over this network keeps."""

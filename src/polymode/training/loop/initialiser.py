@@ -2,7 +2,7 @@
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 
 from polymode.errors import InputError
 from polymode.likelihoods import Likelihood
+from polymode.networks.adaptations import Adaptation, adapt
 from polymode.networks.members import Members, Tensors
 from polymode.networks.surgery import (
     Model,
@@ -33,14 +34,15 @@ class Initialiser:
     """Draws initial weights: from the factory, or from a module.
 
     The first chain of a module starts with the module's own weights, so that one member is exactly
-    the base model; the others are re-initialised layer by layer.
+    the base model; the others are re-initialised layer by layer. adaptations: what is done to each network
+    then, under a seed of its chain. names: of the tensors that every member owns.
     """
 
     model: Model
     likelihood: Likelihood
     device: torch.device
-    names: frozenset[str]
-    adapt: Callable[[nn.Module], nn.Module]
+    adaptations: Sequence[Adaptation]
+    names: frozenset[str] = frozenset()
 
     def __call__(self, chain: int, generator: torch.Generator) -> Tensors:
         seed = draw_seed(generator)
@@ -60,8 +62,33 @@ class Initialiser:
         return {name: tensor for name, tensor in tensors.items() if name in self.names}
 
     def _adapted(self, module: nn.Module, seed: int) -> nn.Module:
-        with global_seed(seed):  # what a method adds to a network may be drawn at random
-            return self.adapt(self.likelihood.prepare(module))
+        return adapt(self.likelihood.prepare(module), self.adaptations, seed)
+
+    def own_names(self, template: nn.Module, changed: frozenset[str], seed: int) -> frozenset[str]:
+        """Names of the tensors that every member owns: trained, changed by a pass, or drawn at random."""
+        found = trainable_names(template) | changed | frozenset(seed_buffers(template))
+        if isinstance(self.model, nn.Module) and not self.adaptations:
+            return found
+        first, second = self._two_networks(seed)
+        drawn = {n for n in first.keys() & second.keys() if not torch.equal(first[n], second[n])}
+        return found | drawn
+
+    def _two_networks(self, seed: int) -> list[Tensors]:
+        """Networks that differ in what the factory and the adaptations draw."""
+        model, seeds = self.model, [derive_seed(seed, name) for name in ("a", "b")]
+        if isinstance(model, nn.Module):
+            modules = [prepare(model) for _ in seeds]
+        else:
+            modules = [build(model, each) for each in seeds]
+            if modules[0] is modules[1]:
+                raise InputError(
+                    "The model factory returns the same module each time: build it inside the function, pass "
+                    "the module itself, or lambda: copy.deepcopy(module) to start all chains from its "
+                    "weights."
+                )
+            modules = [prepare_in_place(module) for module in modules]
+        pairs = zip(modules, seeds, strict=True)
+        return [tensors_of(self._adapted(module, derive_seed(each, "adapt"))) for module, each in pairs]
 
     def of_layers(self, layers: Iterable[str], generator: torch.Generator) -> Tensors:
         """Weights of some layers, drawn anew; nobody needs to be able to re-draw the other layers."""
@@ -146,25 +173,6 @@ def _random_states() -> list[torch.Tensor]:
 
 def _arguments(inputs: Tree) -> tuple:
     return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-
-
-def own_names(model: Model, template: nn.Module, changed: frozenset[str], seed: int) -> frozenset[str]:
-    """Names of the tensors that every member owns: trained, changed by a pass, or drawn by the factory."""
-    names = trainable_names(template) | changed | frozenset(seed_buffers(template))
-    if isinstance(model, nn.Module):
-        return names
-    modules = [build(model, derive_seed(seed, n)) for n in ("a", "b")]
-    if modules[0] is modules[1]:
-        raise InputError(
-            "The model factory returns the same module each time: build it inside the function, pass the "
-            "module itself, or lambda: copy.deepcopy(module) to start all chains from its weights."
-        )
-    first, second = (tensors_of(prepare_in_place(module)) for module in modules)
-    prefix = "" if first.keys() <= tensors_of(template).keys() else "network."
-    drawn = {
-        prefix + name for name in first.keys() & second.keys() if not torch.equal(first[name], second[name])
-    }
-    return names | drawn
 
 
 def _initial_draws(posterior: Posterior, method: Method, seed: int) -> Iterator[Members]:

@@ -11,18 +11,18 @@ from torch import nn
 from polymode.data import ArrayData, Data, Examples, check_finite, fingerprints
 from polymode.errors import InputError
 from polymode.likelihoods import Likelihood
+from polymode.networks.adaptations import adapt
 from polymode.networks.surgery import (
     Model,
     floating_type,
     match_precision,
     normalisation_and_bias_names,
-    structure,
     trainable_names,
 )
 from polymode.posteriors import Posterior
 from polymode.posteriors.network import Network
 from polymode.posteriors.particles import MemberStore
-from polymode.seeds import derive_generator, derive_seed, global_seed
+from polymode.seeds import derive_generator, derive_seed
 from polymode.storage import digest_of
 from polymode.training.contract.execution import Execution, Precision
 from polymode.training.contract.method import Method, Phase, Problem, describe
@@ -36,7 +36,6 @@ from polymode.training.loop.initialiser import (
     digest_of_draws,
     initial_members,
     make_template,
-    own_names,
     probe,
 )
 from polymode.trees import map_tree
@@ -131,10 +130,8 @@ def gather(request: Request, folder: Path | None) -> Material:
     """Build the template, the chains and their batches, and check all input before any training."""
     seed, device = request.seeds[0], request.device
     template = make_template(request.model, request.likelihood, seed)
-    before = structure(template)
-    with global_seed(derive_seed(seed, "template", "adapt")):
-        template = request.method.adapt(template).to(device)
-    adapted_by = "" if structure(template) == before else request.method.name
+    adaptations = tuple(request.method.adaptations(template))
+    template = adapt(template, adaptations, derive_seed(seed, "template", "adapt")).to(device)
     trainable = trainable_names(template)
 
     def arrange(examples: Examples, has_groups: bool) -> Examples:
@@ -150,17 +147,17 @@ def gather(request: Request, folder: Path | None) -> Material:
         request.sources, request.chains, request.seeds, shared_order=request.shared_order, arrange=arrange
     )
     seen = _check_data(request, template)
-    owned = own_names(request.model, template, seen.changed, seed)
+    initialiser = Initialiser(request.model, request.likelihood, device, adaptations)
+    owned = initialiser.own_names(template, seen.changed, seed)
+    initialiser = replace(initialiser, names=owned)
     network = Network(  # from here on the template has no gradients
         template,
         request.likelihood,
         always_eval=always_eval(template),
-        adapted_by=adapted_by,
         draws_globally=seen.uses_global_random,
+        adaptations=adaptations,
     )
-
     counts = [_num_observations(request.likelihood, data) for data in request.sources]
-    initialiser = Initialiser(request.model, request.likelihood, device, owned, request.method.adapt)
     problem = Problem(
         network,
         trainable,

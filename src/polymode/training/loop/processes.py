@@ -146,11 +146,6 @@ def _run_parts(request: Request, folder: Path, computing: Computing, keeping: Ke
         for number, chains in enumerate(divided(request.chains, processes))
     ]
     material = gather(request, None)
-    if adapted_by := material.problem.network.adapted_by:
-        raise InputError(
-            f"processes={processes}, but {adapted_by} changes the network in a way that cannot be stored, "
-            "and what the processes make is joined from files. Use processes=1."
-        )
     num_epochs = sum(phase.epochs * phase.cost for phase in material.phases(material.problem.execution))
     context = multiprocessing.get_context("spawn")
     outbox = context.Queue()

@@ -1,9 +1,10 @@
-"""Sketches of the five papers' methods in the contracts, as small as they can be.
+"""Sketches of papers' methods in the contracts, as small as they can be.
 
 They are not the methods, which come with their own files and tests: they show that chains of members
 (Delaunoy and Louppe 2021), noise and KL terms (Jantre et al. 2022), component mixtures (Chang et al. 2019),
-trajectories (Fort et al. 2019) and shared weights with an inner loop (von Oswald et al. 2021), and masks
-that change in training, need nothing that the core does not have.
+trajectories (Fort et al. 2019) and shared weights with an inner loop (von Oswald et al. 2021), masks
+that change in training, and heads of a wider network (Havasi et al. 2021), need nothing that the core does
+not have.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polymode.errors import InputError
+from polymode.networks.adaptations import Adaptation, register_adaptation
 from polymode.networks.members import Members
+from polymode.networks.selection import select_layers
 from polymode.posteriors import Particles
+from polymode.seeds import draw_seed, fold, mix, uniform
 from polymode.training.contract import Keep, Method, Optimizer, Over, Phase, State, descend, keep_rule
 from polymode.weights.priors import gaussian_penalty
 
@@ -310,4 +315,124 @@ class Masked(Sketch):
         return Particles(problem.network, blocks=[Members(state.members.stacked | own)])
 
 
-SKETCHES = [AnchoredChain(), MeanField(), Components(), Trajectory(), LateHead(), Masked()]
+def orders(shuffle: Tensor, heads: int, count: int) -> Tensor:
+    """An order of ``count`` examples for each head, [heads, count], keyed by a seed."""
+    keys = mix(fold(shuffle) ^ torch.arange(1, heads + 1, device=shuffle.device))
+    return uniform(keys, count).argsort(-1)
+
+
+class JoinedInputs(nn.Linear):
+    """A first layer that sees an example for every head: in training others, else the same one."""
+
+    shuffle: Tensor
+
+    def __init__(self, layer: nn.Linear, heads: int) -> None:
+        weight, bias = layer.weight, layer.bias is not None
+        size = heads * layer.in_features
+        super().__init__(size, layer.out_features, bias, device=weight.device, dtype=weight.dtype)
+        self.heads = heads
+        self.register_buffer("shuffle", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            each = x[orders(self.shuffle, self.heads, len(x))]
+        else:
+            each = x.expand(self.heads, *x.shape)
+        return super().forward(each.movedim(0, 1).flatten(1))
+
+
+class JoinedOutputs(nn.Linear):
+    """A last layer with outputs of every head, which gives those of one, examples in their own order."""
+
+    shuffle: Tensor
+    head: Tensor
+
+    def __init__(self, layer: nn.Linear, heads: int) -> None:
+        weight, bias = layer.weight, layer.bias is not None
+        size = heads * layer.out_features
+        super().__init__(layer.in_features, size, bias, device=weight.device, dtype=weight.dtype)
+        self.heads = heads
+        self.register_buffer("shuffle", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("head", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mine = self.head.reshape(1)
+        outputs = super().forward(x).unflatten(-1, (self.heads, -1))
+        outputs = outputs.index_select(1, mine).squeeze(1)
+        if not self.training:
+            return outputs
+        order = orders(self.shuffle, self.heads, len(x)).index_select(0, mine).squeeze(0)
+        return outputs[order.argsort()]
+
+
+@register_adaptation
+@dataclass(frozen=True)
+class JoinHeads(Adaptation):
+    """Widens the first and the last layer for several heads, with weights drawn anew."""
+
+    kind: ClassVar[str] = "sketches/join_heads"
+    heads: int
+    first: str
+    last: str
+
+    def apply(self, module: nn.Module) -> nn.Module:
+        for name, joined in ((self.first, JoinedInputs), (self.last, JoinedOutputs)):
+            layer = module.get_submodule(name)
+            if type(layer) is not nn.Linear or not name:
+                raise InputError(f"Heads are joined in Linear layers of a network; {name!r} is {layer}.")
+            parent, _, child = name.rpartition(".")
+            setattr(module.get_submodule(parent), child, joined(layer, self.heads))
+        return module
+
+
+@dataclass(frozen=True)
+class Mimo(Sketch):
+    """Heads that share all weights of one wider network, each trained on examples in an order of its own.
+
+    L = −Σ_h log p_h(y_h | x_1, ..., x_H), examples shuffled for each head; p(y | x) = mean_h p_h(y | x, ...).
+    The network shuffles inputs and puts outputs back, so that all heads have the same targets; one seed does
+    both, which the members of a chain share. What they share is not mapped by vmap: the body runs once for
+    all heads.
+    """
+
+    name: ClassVar[str] = "mimo"
+    heads: int = 3
+
+    def adaptations(self, module):
+        [first], [last] = select_layers(module, "input"), select_layers(module, "output")
+        return [JoinHeads(self.heads, first, last)]
+
+    def _names(self, problem):
+        """The seeds of the shuffles, and the number of the head, among the tensors of the network."""
+        [joined] = problem.network.adaptations
+        return (f"{joined.first}.shuffle", f"{joined.last}.shuffle"), f"{joined.last}.head"
+
+    def init(self, problem, generator):
+        start = problem.initial_members(generator)
+        shuffles, head = self._names(problem)
+        shared = {n: t for n, t in start.stacked.items() if n in problem.trainable}
+        shared |= {n: torch.zeros(1, dtype=torch.int64) for n in shuffles}
+        rest = {n: t for n, t in start.stacked.items() if n not in shared}
+        stacked = {n: t.expand(self.heads, *t.shape[1:]).clone() for n, t in rest.items()}
+        return State(Members(stacked | {head: torch.arange(self.heads)}, shared))
+
+    def phases(self, problem, epochs):
+        shuffles, _ = self._names(problem)
+
+        def step(state: State, batches, objective) -> Tensor:
+            for group in batches[0].groups:
+                seed = draw_seed(state.generators[group])
+                for name in shuffles:
+                    state.members.shared[name][group] = seed
+            losses, gradients = objective.losses_and_gradients(state, batches[0])
+            state.optimizers["all"].step(gradients.shared, batches[0].cohorts)
+            return losses
+
+        return [Phase("fit", epochs, problem.objective(), step, {"all": Over(SGD, problem.trainable)})]
+
+    def posterior(self, problem, state):
+        shared = {n: t for n, t in state.members.shared.items() if n in problem.trainable}
+        return Particles(problem.network, blocks=[replace(state.members, shared=shared)])
+
+
+SKETCHES = [AnchoredChain(), MeanField(), Components(), Trajectory(), LateHead(), Masked(), Mimo()]

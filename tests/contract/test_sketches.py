@@ -1,15 +1,16 @@
-"""The methods of all five papers fit the contracts: see sketches.py."""
+"""The methods of several papers fit the contracts: see sketches.py."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
+from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
 
 import polymode as pm
 from cases import BY_NAME
-from contract.sketches import SGD, SKETCHES, LateHead, Masked
+from contract.sketches import SGD, SKETCHES, LateHead, Masked, Mimo, orders
 from polymode.methods import DeepEnsemble
 from polymode.networks.members import stack, unstack
 from polymode.posteriors import Particles
@@ -26,8 +27,9 @@ def run(method, *, case=BY_NAME["mlp"], data=None, **options):
 
 
 def weights(posterior):
-    drawn = list(posterior.draw())
-    return {n: torch.cat([b.stacked[n] for b in drawn]) for n in drawn[0].stacked}
+    """All weights of each member, those that it shares too."""
+    members = [member for block in posterior.draw() for member in unstack(block)]
+    return {name: torch.stack([member[name] for member in members]) for name in members[0]}
 
 
 @sketches
@@ -83,6 +85,29 @@ def test_resume_is_exact_across_phases(method, stop_at, tmp_path):
             assert torch.equal(tensor, weights(resumed)[name]), name
     else:
         raise AssertionError(f"{method.name} ended before epoch {stop_at}")
+
+
+@sketches
+def test_the_same_seed_replays_and_chains_differ(method):
+    pair, again = (run(DeepEnsemble(2, of=method)) for _ in range(2))
+    first, second = weights(pair), weights(again)
+    count = pair.num_members // 2
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+        if tensor.is_floating_point():  # drawn by the factory or an adaptation, then trained
+            assert not torch.equal(tensor[:count], tensor[count:]), name
+
+
+@sketches
+def test_a_saved_posterior_predicts_the_same(method, tmp_path):
+    posterior = run(DeepEnsemble(2, of=method))
+    posterior.save(tmp_path / "saved")
+    loaded = pm.load_posterior(tmp_path / "saved", BY_NAME["mlp"].double_factory)
+    for name, tensor in weights(posterior).items():
+        assert torch.equal(tensor, weights(loaded)[name]), name
+    x = BY_NAME["mlp"].data(seed=5).inputs
+    assert torch.equal(loaded.predict(x).mean, posterior.predict(x).mean)
+    assert loaded.network.adaptations == posterior.network.adaptations
 
 
 @pytest.mark.parametrize("stop_at", [None, 3, 6])
@@ -180,3 +205,89 @@ def test_late_rounds_against_a_naive_loop():
     got = weights(posterior)
     torch.testing.assert_close(got["0.weight"][0], body.weight)
     torch.testing.assert_close(got["2.weight"][0], torch.stack([h.weight for h in heads]).mean(0))
+
+
+def test_heads_against_a_naive_loop():
+    """A wider network by hand: the sum of the heads' losses, each on its own order of the minibatch."""
+    start, seeds = {}, []
+
+    class Watched(Mimo):
+        def init(self, problem, generator):
+            state = super().init(problem, generator)
+            start.update({n: t[0].clone() for n, t in state.members.shared.items() if n in problem.trainable})
+            return state
+
+        def phases(self, problem, epochs):
+            [phase] = super().phases(problem, epochs)
+
+            def step(state, batches, objective):
+                losses = phase.step(state, batches, objective)
+                seeds.append(state.members.shared["0.shuffle"][0].clone())
+                return losses
+
+            return [replace(phase, step=step)]
+
+    module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    data = BY_NAME["mlp"].data(24, batch_size=5)
+    posterior = pm.fit(
+        Watched(2), module, data, likelihood="categorical", epochs=2, progress=False, backend="loop"
+    )
+    minibatches = []
+    for epoch in range(2):
+        generator = derive_generator(0, "order", 0, epoch, 24)
+        minibatches += torch.randperm(24, generator=generator).split(5)
+    seeds = seeds[-len(minibatches) :]  # before the training a step is tried
+
+    wide = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 6)).double()
+    wide.load_state_dict(start)
+    optimizer = torch.optim.SGD(wide.parameters(), lr=0.05, momentum=0.9)
+    for rows, seed in zip(minibatches, seeds, strict=True):
+        first, second = (rows[order] for order in orders(seed, 2, len(rows)))
+        assert sorted(first.tolist()) == sorted(second.tolist()) == sorted(rows.tolist())
+        outputs = wide(torch.cat([data.inputs[first], data.inputs[second]], 1))
+        loss = F.cross_entropy(outputs[:, :3], data.targets[first])
+        loss = loss + F.cross_entropy(outputs[:, 3:], data.targets[second])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for name, tensor in wide.state_dict().items():
+        torch.testing.assert_close(weights(posterior)[name], torch.stack([tensor, tensor]))
+
+    outputs = wide(torch.cat([data.inputs, data.inputs], 1))
+    expected = (outputs[:, :3].softmax(1) + outputs[:, 3:].softmax(1)) / 2
+    torch.testing.assert_close(posterior.predict(data.inputs).mean, expected.detach())
+
+
+def test_the_body_runs_once_for_all_heads():
+    """vmap maps over heads from the last layer on: until then nothing is theirs."""
+    mapped = {}
+
+    def note(layer, inputs, outputs):
+        mapped[type(layer).__name__] = is_batchedtensor(inputs[0]), is_batchedtensor(outputs)
+
+    def watched():
+        module = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Softplus()).double()
+        for part in (module[1], module[3]):
+            part.register_forward_hook(note)
+        return module
+
+    run(Mimo(), case=replace(BY_NAME["mlp"], factory=watched), backend="vmap", epochs=1)
+    assert mapped == {"Tanh": (False, False), "Softplus": (True, True)}
+
+
+def test_heads_are_shuffled_apart():
+    first, second, third = orders(torch.tensor(7), 3, 50).tolist()
+    assert first != second != third != first
+    assert orders(torch.tensor(8), 3, 50).tolist()[0] != first
+
+
+def test_a_wider_network_is_not_taken_for_another(tmp_path):
+    run(Mimo()).save(tmp_path / "saved")
+    one_layer = lambda: nn.Sequential(nn.Linear(4, 3)).double()  # noqa: E731
+    with pytest.raises(pm.errors.CheckpointError, match=r"belongs to another network"):
+        pm.load_posterior(tmp_path / "saved", one_layer)
+    with pytest.raises(pm.errors.InputError, match="Heads are joined in Linear layers"):
+        run(Mimo(), case=replace(BY_NAME["mlp"], factory=lambda: nn.Sequential(nn.Linear(4, 3))))
+    assert run(Mimo(2)).network.adaptations != run(Mimo(3)).network.adaptations
+    with pytest.raises(pm.errors.CheckpointError, match=r"belongs to another network"):
+        pm.merge([run(Mimo(2)), run(Mimo(3))])

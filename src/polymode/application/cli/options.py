@@ -10,7 +10,7 @@ import shlex
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -19,6 +19,8 @@ import yaml
 from polymode.errors import InputError, unknown_name
 from polymode.imports import import_only
 from polymode.metrics import Bins
+from polymode.options import Default, Option, options_of
+from polymode.options import option as declare
 from polymode.storage import read_document
 from polymode.training.loop.arithmetic import MOST_THREADS, recorded_threads
 
@@ -30,13 +32,10 @@ class UsageError(InputError):
 
 
 def option(
-    default: Any, explanation: str, *, choices: Sequence[str] = (), metavar: str = "", place: str = "flag"
-) -> Any:
-    """A field of an options dataclass. place: "flag", "argument" (positional) or "screen" (not kept)."""
-    metadata = {"help": explanation, "choices": choices, "metavar": metavar, "place": place}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    default: Default, meaning: str, *, choices: Sequence[str] = (), metavar: str = "", place: str = "flag"
+) -> Default:
+    """An option of a command. place: "flag", "argument" (positional) or "screen" (not kept)."""
+    return declare(default, meaning, choices=choices, metavar=metavar, place=place)
 
 
 @dataclass(frozen=True)
@@ -94,9 +93,9 @@ AnyOptions = TypeVar("AnyOptions", bound=ScreenOptions)
 def config_of(options: ScreenOptions, *, without: Sequence[str] = ()) -> dict[str, Any]:
     """The options as a config file holds them."""
     return {
-        f.name: getattr(options, f.name)
-        for f in dataclasses.fields(options)
-        if f.metadata["place"] != "screen" and f.name not in without
+        each.name: getattr(options, each.name)
+        for each in options_of(type(options))
+        if each.further["place"] != "screen" and each.name not in without
     }
 
 
@@ -116,8 +115,9 @@ def parse(kind: type[AnyOptions], command: str, about: str, arguments: Sequence[
         argument_default=argparse.SUPPRESS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for each in dataclasses.fields(kind):
-        _add(parser, each, _types(kind)[each.name])
+    declared = {each.name: each for each in options_of(kind)}
+    for each in declared.values():
+        _add(parser, each)
     parser.add_argument(
         "--config", metavar="FILE", help="YAML or JSON with any of these options, or the manifest of a run"
     )
@@ -129,7 +129,7 @@ def parse(kind: type[AnyOptions], command: str, about: str, arguments: Sequence[
             raise unknown_name(f"option of polymode {command}", argument.split("=")[0], flags)
         raise UsageError(f"{argument!r} is not expected here. See polymode {command} --help.")
     given = {
-        name: _checked(kind, name, value) if name in _types(kind) and name != "set" else value
+        name: _checked(declared[name], value) if name in declared and name != "set" else value
         for name, value in vars(known).items()
     }
     changes = _settings(given.pop("set", []))
@@ -145,14 +145,9 @@ def parse(kind: type[AnyOptions], command: str, about: str, arguments: Sequence[
     return kind(**values)
 
 
-def _types(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _add(parser: argparse.ArgumentParser, each: dataclasses.Field, annotation: Any) -> None:
-    metadata, name = each.metadata, each.name
-    explanation = metadata["help"]
-    shown = each.default
+def _add(parser: argparse.ArgumentParser, each: Option) -> None:
+    name, annotation, further = each.name, each.annotation, each.further
+    explanation, shown = each.meaning, each.default
     if isinstance(shown, str | int | float) and not isinstance(shown, bool) and shown != "":
         explanation += f" (default: {shown})"
     explanation = explanation.replace("%", "%%")
@@ -164,11 +159,11 @@ def _add(parser: argparse.ArgumentParser, each: dataclasses.Field, annotation: A
         parser.add_argument(flag, dest=name, action="store_true", default=argparse.SUPPRESS, help=explanation)
         return
     options: dict[str, Any] = {"help": explanation}
-    if metadata["choices"]:
-        options["metavar"] = "|".join(metadata["choices"])
-    elif metadata["metavar"]:
-        options["metavar"] = metadata["metavar"]
-    if metadata["place"] == "argument":
+    if further["choices"]:
+        options["metavar"] = "|".join(further["choices"])
+    elif further["metavar"]:
+        options["metavar"] = further["metavar"]
+    if further["place"] == "argument":
         optional = each.default is not dataclasses.MISSING
         many = typing.get_origin(annotation) is tuple
         nargs = "*" if many else ("?" if optional else None)
@@ -177,11 +172,9 @@ def _add(parser: argparse.ArgumentParser, each: dataclasses.Field, annotation: A
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, **options)
 
 
-def _checked(kind: type, name: str, value: Any) -> Any:
+def _checked(each: Option, value: Any) -> Any:
     """A value for an option, from a flag (text) or from a config, as the option's annotation says."""
-    [each] = [f for f in dataclasses.fields(kind) if f.name == name]
-    annotation = _types(kind)[name]
-    choices = each.metadata["choices"]
+    name, annotation, choices = each.name, each.annotation, each.further["choices"]
     if choices:
         if value not in choices:
             raise unknown_name(name, str(value), choices)
@@ -253,18 +246,18 @@ def _read_config(path: Path, kind: type, command: str) -> tuple[dict[str, Any], 
         return {}, is_manifest
     if not isinstance(content, dict):
         raise UsageError(f"The config {path} must hold names and values, got {type(content).__name__}.")
-    names = [
-        f.name
-        for f in dataclasses.fields(kind)
-        if not (is_manifest and f.metadata["place"] == "screen")  # no manifest has them: none says --trust
-    ]
+    known = {
+        each.name: each
+        for each in options_of(kind)
+        if not (is_manifest and each.further["place"] == "screen")  # no manifest has them: none says --trust
+    }
     values = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
-        if name not in names:
-            raise unknown_name(f"option in {path} for polymode {command}", str(key), names)
-        values[name] = _checked(kind, name, value)
-    if is_manifest and "threads" in _types(kind):
+        if name not in known:
+            raise unknown_name(f"option in {path} for polymode {command}", str(key), known)
+        values[name] = _checked(known[name], value)
+    if is_manifest and issubclass(kind, ComputingOptions):
         values["threads"] = recorded_threads(record)  # those that were chosen then
     return values, is_manifest
 
@@ -309,7 +302,7 @@ def _merged(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any
 def command_line(command: str, options: ScreenOptions) -> str:
     """What a reader types to run a command with these options: those that are not the defaults."""
     words = ["polymode", command]
-    for each in dataclasses.fields(options):
+    for each in options_of(type(options)):
         value = getattr(options, each.name)
         if each.name == "set":
             words += [f"--set={path}={json.dumps(leaf)}" for path, leaf in _leaves(value)]

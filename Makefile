@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -m 'not slow'
 CAN_INSTALL = $(shell { test -x $(BIN)/python || $(PYTHON) $(FITS); } && echo yes; true)
 
-.PHONY: install compare test check unit slow portable portable-subset benchmark format clean
+.PHONY: install compare test check unit slow portable portable-subset benchmark docs format clean
 
 compare: $(STAMP)
 	$(BIN)/python -m polymode compare
@@ -68,6 +68,9 @@ slow: $(STAMP)
 
 benchmark: $(STAMP)
 	$(BIN)/python benchmarks/run.py
+
+docs: $(STAMP)
+	$(BIN)/python docs/option_tables.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -1,13 +1,20 @@
 """Every Python block of the README and the guides runs, in order, as a reader would type it."""
 
 import re
+import runpy
 import tomllib
 import warnings
 from pathlib import Path
 
 import pytest
 
+from polymode.application.cli.methods import as_typed
+from polymode.errors import InputError
+from polymode.methods import METHODS
+from polymode.options import options_of
+
 ROOT = Path(__file__).parent.parent
+option_tables = runpy.run_path(str(ROOT / "docs/option_tables.py"))
 PAGES = ["README.md", "docs/guide.md", "docs/own-loop.md", "docs/data.md", "docs/landscape.md"]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
@@ -27,8 +34,6 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
 
 
 def test_every_method_has_a_page_and_the_readme_links_to_it():
-    from polymode.methods import METHODS
-
     readme = (ROOT / "README.md").read_text()
     for name in METHODS:
         page = f"docs/methods/{name}.md"
@@ -41,6 +46,20 @@ def test_links_of_the_pages_lead_somewhere():
         for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in link:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_page_of_a_method_has_the_options_that_it_declares(name):
+    page = (ROOT / f"docs/methods/{name}.md").read_text()
+    assert page == option_tables["with_table"](page, METHODS[name]), "make docs brings it up to date"
+    listed = re.findall(r"^\| `(\w+)` \| `(.*?)` \| \S", page, re.MULTILINE)
+    for each in options_of(METHODS[name]):
+        assert (each.name, as_typed(each.default)) in listed
+
+
+def test_a_page_without_a_place_for_its_options_is_named():
+    with pytest.raises(InputError, match="page of single has no place for its options"):
+        option_tables["with_table"]("# single\n", METHODS["single"])
 
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

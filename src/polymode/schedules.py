@@ -108,3 +108,7 @@ class Part:
     def __call__(self, progress: Progress) -> float:
         each = progress.num_steps // progress.num_epochs
         return self.schedule(Progress(self.before * each + progress.step, self.epochs * each, self.epochs))
+
+
+# Those that a run is described with; a ``Part`` is made of one by the methods that need it.
+SCHEDULES = (Constant, Cosine, Drops, Linear, Warmup)

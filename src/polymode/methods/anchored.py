@@ -8,10 +8,15 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError, require_whole, unknown_name
+from polymode.options import option
 from polymode.posteriors import Particles, Posterior
 from polymode.samplers import draw_prior
 from polymode.schedules import Cosine, Schedule
 from polymode.training.contract import (
+    KEEP,
+    OPTIMIZER,
+    PRIOR_STD,
+    SCHEDULE,
     Batch,
     Keep,
     Method,
@@ -21,7 +26,8 @@ from polymode.training.contract import (
     Phase,
     Problem,
     State,
-    check_options,
+    check_optimizer,
+    check_schedule,
     descend,
     draw_data_seed,
     keep_rule,
@@ -32,33 +38,34 @@ from polymode.weights.priors import PriorStd, anchored_prior, check_prior_std
 
 @dataclass(frozen=True)
 class Anchored(Method):
-    """θ_m = argmin −Σ_n log p(y_n | x_n, θ) + Σ_j (θ_j − a_mj)²/(2 s²), with anchors a_m ~ N(0, s²).
-
-    num_members: M, run side by side. prior_std: s, one number, numbers by pattern of the weights' names, or
-    ``priors.FanIn``. begin_at: the "network"'s own initialisation (Delaunoy and Louppe 2021), or the
-    "anchor" (Pearce et al. 2020). perturb_data: randomise the data of each member too; targets
-    of a Gaussian likelihood with known noise are drawn again with that noise, which makes the members exact
-    posterior samples of a linear model, and examples of any other likelihood get weights w ~ Exp(1).
-    optimizer: any of ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate.
-    keep: "last", "best" (by validation) or a ``KeepBest``.
-    """
+    """θ_m = argmin −Σ_n log p(y_n | x_n, θ) + Σ_j (θ_j − a_mj)²/(2 s²), with anchors a_m ~ N(0, s²)."""
 
     name: ClassVar[str] = "anchored"
     summary: ClassVar[str] = "networks pulled towards random anchors, roughly posterior samples"
     cost: ClassVar[str] = "num_members member-epochs an epoch; predicts with as many passes"
 
-    num_members: int = 5
-    prior_std: PriorStd = 0.3
-    begin_at: Literal["network", "anchor"] = "network"
-    perturb_data: bool = False
-    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
-    schedule: Schedule = Cosine(final=0.05)
-    keep: Keep = "last"
+    num_members: int = option(5, "M, trained side by side")
+    prior_std: PriorStd = option(0.3, PRIOR_STD)
+    begin_at: Literal["network", "anchor"] = option(
+        "network",
+        'where a member begins: at the `"network"`\'s own initialisation (Delaunoy and Louppe 2021) or at '
+        'its `"anchor"` (Pearce et al. 2020)',
+    )
+    perturb_data: bool = option(
+        False,
+        "randomise the data of each member, too: targets of a Gaussian likelihood with known noise are drawn "
+        "again with that noise, examples of any other likelihood get weights w ~ Exp(1)",
+    )
+    optimizer: Optimizer = option(Optimizer("Adam", lr=1e-3), OPTIMIZER)
+    schedule: Schedule = option(Cosine(final=0.05), SCHEDULE)
+    keep: Keep = option("last", KEEP)
 
     def __post_init__(self) -> None:
         require_whole("num_members", self.num_members)
         check_prior_std(self.prior_std)
-        check_options(self.optimizer, self.schedule, self.keep)
+        check_optimizer(self.optimizer)
+        check_schedule(self.schedule)
+        keep_rule(self.keep)
         if self.begin_at not in ("network", "anchor"):
             raise unknown_name("begin_at", self.begin_at, ("network", "anchor"))
 

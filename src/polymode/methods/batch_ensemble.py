@@ -15,9 +15,23 @@ from torch import Tensor, nn
 from polymode.errors import require
 from polymode.methods.late_phase import LatePhase
 from polymode.networks.selection import Where
+from polymode.options import option
 from polymode.posteriors import Posterior
 from polymode.schedules import Constant, Schedule
-from polymode.training.contract import Batch, Keep, Method, Objective, Optimizer, Phase, Problem, State
+from polymode.training.contract import (
+    KEEP,
+    OPTIMIZER,
+    PRIOR_STD_OR_FLAT,
+    SCHEDULE,
+    Batch,
+    Keep,
+    Method,
+    Objective,
+    Optimizer,
+    Phase,
+    Problem,
+    State,
+)
 from polymode.weights.priors import PriorStd
 
 
@@ -28,13 +42,6 @@ class BatchEnsemble(Method):
     All members see each minibatch, and θ, u_k and v_k follow the gradient of the mean of their losses, as if
     the minibatch were tiled K times: of θ the mean of the members' gradients, of u_k and v_k a K-th of their
     own. What remains is an ensemble that shares all but its factors.
-
-    num_members: K, networks that share the matrices. spread: standard deviation of the factors when they
-    begin. matrices: patterns of the weights that get factors; None takes all but embeddings. prior_std: s of
-    the prior N(0, s²) over the weights of each member, one number, numbers by pattern, or ``priors.FanIn``;
-    None means none. optimizer: any of ``torch.optim``, for all weights. late_optimizer: for the factors; None
-    means the same, and either way they carry no weight decay. schedule: a function of ``Progress`` that
-    multiplies the learning rates. keep: "last", "best" (by validation) or a ``KeepBest``.
     """
 
     name: ClassVar[str] = "batch_ensemble"
@@ -42,14 +49,18 @@ class BatchEnsemble(Method):
     cost: ClassVar[str] = "num_members member-epochs an epoch; two vectors a matrix and member; K passes"
     kept: ClassVar[str] = "shared weights once and K times the factors"
 
-    num_members: int = 4
-    spread: float = 0.5
-    matrices: Where | None = None
-    prior_std: PriorStd | None = None
-    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
-    late_optimizer: Optimizer | None = None
-    schedule: Schedule = Constant()
-    keep: Keep = "last"
+    num_members: int = option(4, "K, networks that share the matrices")
+    spread: float = option(0.5, "standard deviation of the factors when they begin")
+    matrices: Where | None = option(
+        None, "patterns of the weights that get factors; None takes all but embeddings"
+    )
+    prior_std: PriorStd | None = option(None, f"{PRIOR_STD_OR_FLAT}. It is about the weights of each member")
+    optimizer: Optimizer = option(Optimizer("Adam", lr=1e-3), f"of the shared weights: {OPTIMIZER}")
+    late_optimizer: Optimizer | None = option(
+        None, "of the factors, which carry no weight decay; None means the same"
+    )
+    schedule: Schedule = option(Constant(), SCHEDULE)
+    keep: Keep = option("last", KEEP)
 
     def __post_init__(self) -> None:
         require(0 <= self.spread < math.inf, f"spread must be a number of at least 0, got {self.spread!r}.")

@@ -1,7 +1,7 @@
 """Networks trained independently from different starts and orders (Lakshminarayanan et al. 2017)."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -10,17 +10,14 @@ from torch import nn
 from polymode.errors import InputError
 from polymode.methods.single import Single
 from polymode.networks.adaptations import Adaptation
+from polymode.options import option
 from polymode.posteriors import Posterior
 from polymode.training.contract import Method, Phase, Problem, State
 
 
 @dataclass(frozen=True)
 class DeepEnsemble(Method):
-    """p(y | x) = (1/M) Σ_m p(y | x, θ_m), each θ_m from its own initialisation and data order.
-
-    num_members: M, run side by side. of: how each one is trained; any method can be, and the
-    ensemble is then the mixture of its posteriors.
-    """
+    """p(y | x) = (1/M) Σ_m p(y | x, θ_m), each θ_m from its own initialisation and data order."""
 
     name: ClassVar[str] = "deep_ensemble"
     summary: ClassVar[str] = "independent networks, averaged"
@@ -28,8 +25,10 @@ class DeepEnsemble(Method):
         "num_members member-epochs an epoch (times those of `of`); predicts with as many passes"
     )
 
-    num_members: int = 5
-    of: Method = field(default_factory=Single)
+    num_members: int = option(5, "M, trained side by side")
+    of: Method = option(
+        Single(), "how each one is trained: any method, and the ensemble is the mixture of its posteriors"
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_members, int) or self.num_members < 1:

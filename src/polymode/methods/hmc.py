@@ -11,10 +11,12 @@ from torch import Tensor
 
 from polymode.errors import InputError, require_positive, require_whole
 from polymode.networks.surgery import batch_norms, random_layers
+from polymode.options import option
 from polymode.posteriors import Particles, Posterior
 from polymode.samplers import DualAveraging, as_vectors, views_of
-from polymode.schedules import Constant
 from polymode.training.contract import (
+    OPTIMIZER,
+    PRIOR_STD,
     Batch,
     Method,
     Objective,
@@ -23,7 +25,7 @@ from polymode.training.contract import (
     Phase,
     Problem,
     State,
-    check_options,
+    check_optimizer,
 )
 from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
 
@@ -37,17 +39,7 @@ LEAST_TRANSITIONS = 40  # of a burn-in: while the step size is unknown, trajecto
 class HMC(Method):
     """Leapfrog along −∇U, U(θ) = (−Σ_n log p(y_n | x_n, θ) + Σ_j θ_j²/(2 s²))/T, then Metropolis (Neal 2011).
 
-    An epoch is a gradient pass over the whole data set. num_chains: run side by side; those on one data set
-    share step size and number of leapfrog steps. prior_std: s, one number, numbers by pattern of the
-    weights' names, or ``priors.FanIn``; momenta are in units of it. num_samples: states kept of each chain,
-    spread evenly over the passes after burn-in. burn_in: share of the passes in which the step size is
-    found and nothing is kept. descent: passes at its beginning in which minibatch descent brings each chain
-    from the network's initialisation near a mode, at most a third of burn-in. optimizer: of the descent.
-    target_acceptance: the rate that the step size is found for. step_size: where the search begins, in
-    units of s; None takes it from the number of observations. trajectory: length in units of s; None means
-    (π/2)·√T, a quarter of the prior's period. jitter: trajectories vary by this share, so that no
-    direction's period fits into them. temperature: T; below 1 the posterior
-    is sharpened.
+    An epoch is a gradient pass over the whole data set.
     """
 
     name: ClassVar[str] = "hmc"
@@ -58,23 +50,40 @@ class HMC(Method):
     )
     reference: ClassVar[bool] = True
 
-    num_chains: int = 3
-    prior_std: PriorStd = 0.3
-    num_samples: int = 100
-    burn_in: float = 0.3
-    descent: int = 100
-    optimizer: Optimizer = Optimizer("Adam", lr=3e-3)
-    target_acceptance: float = 0.8
-    step_size: float | None = None
-    trajectory: float | None = None
-    jitter: float = 0.2
-    temperature: float = 1.0
+    num_chains: int = option(
+        3, "run side by side; those on one data set share step size and number of leapfrog steps"
+    )
+    prior_std: PriorStd = option(0.3, f"{PRIOR_STD}. Momenta are in units of s")
+    num_samples: int = option(
+        100,
+        "states kept of each chain, spread evenly over the passes after burn-in (thinning follows from it)",
+    )
+    burn_in: float = option(0.3, "share of the passes in which the step size is found and nothing is kept")
+    descent: int = option(
+        100,
+        "epochs at the beginning of burn-in, at most a third of it, in which minibatch descent brings each "
+        "chain from the network's initialisation near a mode",
+    )
+    optimizer: Optimizer = option(Optimizer("Adam", lr=3e-3), f"of the descent: {OPTIMIZER}")
+    target_acceptance: float = option(
+        0.8, "rate of acceptance that the step size is found for (dual averaging over the mean of the chains)"
+    )
+    step_size: float | None = option(
+        None, "where the search for it begins, in units of s; None takes it from the number of observations"
+    )
+    trajectory: float | None = option(
+        None, "length in units of s; None means (π/2)√T, a quarter of the prior's period"
+    )
+    jitter: float = option(
+        0.2, "trajectories vary by this share, so that no direction's period fits into them"
+    )
+    temperature: float = option(1.0, "T; below 1 the posterior is sharpened")
 
     def __post_init__(self) -> None:
         require_whole("num_chains", self.num_chains)
         require_whole("num_samples", self.num_samples)
         require_whole("descent", self.descent, least=0)
-        check_options(self.optimizer, Constant(), "last")
+        check_optimizer(self.optimizer)
         check_prior_std(self.prior_std)
         for name in ("step_size", "trajectory", "temperature"):
             if (value := getattr(self, name)) is not None:

@@ -16,9 +16,15 @@ from torch import Tensor, nn
 from polymode.errors import InputError, NotCollapsible, require, require_whole, unknown_name
 from polymode.networks.members import Members, Tensors
 from polymode.networks.selection import Where, check_where
+from polymode.options import option
 from polymode.posteriors import LateMembers, Posterior
 from polymode.schedules import Constant, Part, Schedule
 from polymode.training.contract import (
+    KEEP,
+    LAYERS,
+    OPTIMIZER,
+    PRIOR_STD_OR_FLAT,
+    SCHEDULE,
     Batch,
     Keep,
     Method,
@@ -29,7 +35,8 @@ from polymode.training.contract import (
     Problem,
     State,
     Step,
-    check_options,
+    check_optimizer,
+    check_schedule,
     epochs_before,
     keep_rule,
 )
@@ -47,25 +54,6 @@ class LatePhase(Method):
     For each k: φ_k ← U_φ(φ_k, ∇φ_k L(M_k, θ, φ_k)) at once; after K minibatches θ ← U_θ(θ, γ Σ_k ∇θ L).
     Before the late phase there is one φ, trained as part of θ. In the end the members are averaged into one
     network.
-
-    num_members: K, networks that share the base; None means 10, or one for each minibatch of an epoch (of the
-    smallest data set) where there are fewer. start: T₀, epochs before the late phase, as a whole number
-    or as a fraction of all. weights: what is late: "batch_norm" (scale, shift and running statistics),
-    "rank_one" (factors of matrices, θ ∘ u vᵀ), "hypernetwork" (embeddings of kernels), or layers by kind,
-    type or pattern of their names; several are taken together, () takes none (gradient accumulation alone).
-    None takes what the network has: BatchNorm, else rank-one factors. head: whether the last layer is late,
-    too; None means that of a classifier. matrices: patterns of the weights that get rank-one factors; None
-    takes all but embeddings and the head. banks: templates of a hypernetwork, each a ``Bank``; None makes one
-    for each shape of kernel. noise: σ₀, φ_k = φ₀ + σ₀ RMS(φ₀) ε for each tensor. factor_spread: factors begin
-    uniform within 1 ± this. base_scale: γ of the base gradient; 0 leaves the base as it is. prior_std: s of
-    the prior N(0, s²) over the weights of each member, one number, numbers by pattern, or ``priors.FanIn``;
-    None means none. optimizer: any of ``torch.optim``, for base weights and for all of them before the late
-    phase. late_optimizer: for late weights; None means the same. Factors and embeddings carry no weight
-    decay. carry_moments: members begin with the moments of the optimiser that trained φ₀; the paper's begin
-    without. schedule: a function of ``Progress`` that multiplies the learning rates, over the whole training.
-    keep: "last", "best" (by validation, in the late phase) or a ``KeepBest``. average: of what the collapse
-    takes the mean, realised "weights" or, as the paper, "factors". keep_members: leave the ensemble of K, do
-    not collapse. force: collapse without a look at whether the members lie in one basin.
     """
 
     name: ClassVar[str] = "late_phase"
@@ -73,38 +61,81 @@ class LatePhase(Method):
     cost: ClassVar[str] = "one member-epoch an epoch; predicts with one forward pass (K with keep_members)"
     kept: ClassVar[str] = "one network, or shared weights once and K times the late ones with keep_members"
 
-    num_members: int | None = None
-    start: float = 0.6
-    weights: Where | None = None
-    head: bool | None = None
-    matrices: Where | None = None
-    banks: Sequence[Bank] | None = None
-    noise: float = 0.0
-    factor_spread: float = 0.0
-    base_scale: float = 1.0
-    prior_std: PriorStd | None = None
-    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
-    late_optimizer: Optimizer | None = None
-    carry_moments: bool = False
-    schedule: Schedule = Constant()
-    keep: Keep = "last"
-    average: Average = "weights"
-    keep_members: bool = False
-    force: bool = False
+    num_members: int | None = option(
+        None,
+        "K, networks that share the base; None means 10, or one for each minibatch of an epoch (of the "
+        "smallest data set) where there are fewer",
+    )
+    start: float = option(
+        0.6,
+        "T₀, epochs before the late phase: a whole number, or a fraction of all; 0 for a module that is "
+        "trained already",
+    )
+    weights: Where | None = option(
+        None,
+        'what is late: `"batch_norm"` (scale, shift and running statistics), `"rank_one"` (factors of '
+        f'matrices, W = θ ∘ u vᵀ), `"hypernetwork"` (embeddings of kernels), or layers {LAYERS}; several are '
+        "taken together, `()` takes none. None takes what the network has: BatchNorm, else rank-one factors",
+    )
+    head: bool | None = option(None, "whether the last layer is late, too; None means that of a classifier")
+    matrices: Where | None = option(
+        None,
+        'patterns of the weights that get rank-one factors, such as `"*weight_hh*"`: any matrix of a Linear, '
+        "convolutional or recurrent layer; None takes all but embeddings and the head",
+    )
+    banks: Sequence[Bank] | None = option(
+        None,
+        "templates of a hypernetwork, each a `Bank(layers, inputs, templates)`; None makes one for each "
+        "shape of kernel",
+    )
+    noise: float = option(0.0, "σ₀: φ_k = φ₀ + σ₀ · RMS(φ₀) · ε, for each tensor by itself")
+    factor_spread: float = option(0.0, "rank-one factors begin uniform within 1 ± this (0.01 in the paper)")
+    base_scale: float = option(
+        1.0,
+        "γ of the base gradient (in the paper 1 for CIFAR, 1/K for ImageNet); 0 leaves the base as it is",
+    )
+    prior_std: PriorStd | None = option(None, f"{PRIOR_STD_OR_FLAT}. It is about the weights of each member")
+    optimizer: Optimizer = option(
+        Optimizer("Adam", lr=1e-3),
+        f"of the base weights, and of all weights before the late phase: {OPTIMIZER}",
+    )
+    late_optimizer: Optimizer | None = option(
+        None, "of the late weights; None means the same. Factors and embeddings carry no weight decay"
+    )
+    carry_moments: bool = option(
+        False,
+        "members begin with the moments of the optimiser that trained φ₀; the paper's begin without. The "
+        "base always keeps its own",
+    )
+    schedule: Schedule = option(
+        Constant(), f"{SCHEDULE}. It spans the whole training, so that members enter at the present rate"
+    )
+    keep: Keep = option("last", f"{KEEP}, in the late phase")
+    average: Average = option(
+        "weights",
+        'of what the collapse takes the mean: the realised `"weights"`, (1/K) Σₖ θ ∘ u_k v_kᵀ, or, as the '
+        'paper, the `"factors"`, θ ∘ ū v̄ᵀ',
+    )
+    keep_members: bool = option(
+        False, "leave the ensemble of K, which shares θ and predicts with K passes; do not collapse"
+    )
+    force: bool = option(False, "collapse without a look at whether the members lie in one basin")
 
     def __post_init__(self) -> None:
         if self.num_members is not None:
             require_whole("num_members", self.num_members)
         epochs_before("start", self.start, None)
-        for option in ("weights", "matrices"):
-            entries = getattr(self, option)
+        for name in ("weights", "matrices"):
+            entries = getattr(self, name)
             if entries not in (None, (), []):
-                object.__setattr__(self, option, check_where(entries))  # one way to say one thing
-        for option in ("noise", "factor_spread", "base_scale"):
-            value = getattr(self, option)
-            require(0 <= value < math.inf, f"{option} must be a number of at least 0, got {value!r}.")
-        check_options(self.optimizer, self.schedule, self.keep)
-        check_options(self._late_optimizer, self.schedule, self.keep)
+                object.__setattr__(self, name, check_where(entries))  # one way to say one thing
+        for name in ("noise", "factor_spread", "base_scale"):
+            value = getattr(self, name)
+            require(0 <= value < math.inf, f"{name} must be a number of at least 0, got {value!r}.")
+        check_optimizer(self.optimizer)
+        check_optimizer(self._late_optimizer, "late_optimizer")
+        check_schedule(self.schedule)
+        keep_rule(self.keep)
         for optimizer in (self.optimizer, self._late_optimizer):
             if optimizer.needs_closure:
                 raise InputError(

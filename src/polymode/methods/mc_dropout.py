@@ -12,24 +12,15 @@ from polymode.networks.layers import Masks
 from polymode.networks.members import Tensors
 from polymode.networks.selection import Where, check_where, select_layers
 from polymode.networks.surgery import random_layers, seed_buffers
+from polymode.options import option
 from polymode.posteriors import ComponentMixture, Posterior
 from polymode.posteriors.component_mixture import SHARED
-from polymode.training.contract import Descent, Problem, State
+from polymode.training.contract import LAYERS, Descent, Problem, State
 
 
 @dataclass(frozen=True)
 class MCDropout(Descent):
-    """p(y | x) = (1/S) Σ_s p(y | x, W ⊙ z_s), every unit's z ~ Bernoulli(1 − rate)/(1 − rate) drawn anew.
-
-    where: None takes the dropout layers that the network has, with their own rates; if it has none, dropout
-    of ``rate`` is put before its output layer. Layers by kind, type or pattern of their names get dropout on
-    their inputs beside it. rate: probability that an input of those layers is dropped. masks: "example", a
-    mask for each example as in usual training, or "draw", one that all examples of a draw share, so that
-    functions are drawn. prior_std: s of the prior N(0, s²) over weights, one number, numbers by pattern of
-    the weights' names, or ``priors.FanIn``; None means none. optimizer: any of ``torch.optim``. schedule: a
-    function of ``Progress`` that multiplies the learning rate. keep: "last", "best" (by validation) or a
-    ``KeepBest``.
-    """
+    """p(y | x) = (1/S) Σ_s p(y | x, W ⊙ z_s), every unit's z ~ Bernoulli(1 − rate)/(1 − rate) drawn anew."""
 
     name: ClassVar[str] = "mc_dropout"
     summary: ClassVar[str] = "dropout in training and in every draw"
@@ -37,9 +28,17 @@ class MCDropout(Descent):
         "one member-epoch an epoch; no further parameters; predicts with as many passes as draws"
     )
 
-    where: Where | None = None
-    rate: float = 0.1
-    masks: Masks = "example"
+    where: Where | None = option(
+        None,
+        "None takes the dropout layers that the network has, with their own rates; if it has none, dropout "
+        f"is put before its output layer. Layers {LAYERS} get dropout on their inputs beside those",
+    )
+    rate: float = option(0.1, "probability that an input is dropped, where dropout is put in")
+    masks: Masks = option(
+        "example",
+        'a mask for each `"example"`, as in usual training, or for each `"draw"`: one that all examples '
+        "share, so that a draw is a function",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

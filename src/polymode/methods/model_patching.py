@@ -16,10 +16,16 @@ from polymode.errors import CannotRedraw, InputError, require, unknown_name
 from polymode.networks.members import Members, Tensors
 from polymode.networks.selection import Where, check_where, is_normalisation
 from polymode.networks.surgery import seed_buffers
+from polymode.options import option
 from polymode.posteriors import ComponentMixture, Posterior
 from polymode.posteriors.component_mixture import COMPONENTS, PROBABILITIES, SHARED, STATISTICS
 from polymode.schedules import Constant, Schedule
 from polymode.training.contract import (
+    KEEP,
+    LAYERS,
+    OPTIMIZER,
+    PRIOR_STD,
+    SCHEDULE,
     Batch,
     Keep,
     Method,
@@ -29,7 +35,8 @@ from polymode.training.contract import (
     Phase,
     Problem,
     State,
-    check_options,
+    check_optimizer,
+    check_schedule,
     keep_rule,
     next_noise,
 )
@@ -55,17 +62,25 @@ COUPLED = frozenset({"SGD", "Adam", "NAdam", "RAdam", "RMSprop", "Adagrad", "Ada
 class _Patching(Method):
     """Algorithm 1 and Eq. 6 for any family of assignments."""
 
-    where: Where = ("norm", "output")
-    prior_std: PriorStd | None = None
-    l2: float | None = None
-    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
-    schedule: Schedule = Constant()
-    keep: Keep = "last"
+    where: Where = option(("norm", "output"), f"the patched layers: {LAYERS}")
+    prior_std: PriorStd | None = option(
+        None, f"{PRIOR_STD}. It adds the squares of the KL term (Eq. 6), which None leaves out"
+    )
+    l2: float | None = option(
+        None,
+        "λ of a term λ‖M‖² over all trained numbers, which the experiments of Chang et al. (2019) have in "
+        "place of Eq. 6 (0.001/batch size there); it is the weight decay 2λ of the optimiser",
+    )
+    optimizer: Optimizer = option(Optimizer("Adam", lr=1e-3), OPTIMIZER)
+    schedule: Schedule = option(Constant(), SCHEDULE)
+    keep: Keep = option("last", KEEP)
 
     def __post_init__(self) -> None:
         _ = self.family  # checks itself
         object.__setattr__(self, "where", check_where(self.where))  # one way to say one thing
-        check_options(self.optimizer, self.schedule, self.keep)
+        check_optimizer(self.optimizer)
+        check_schedule(self.schedule)
+        keep_rule(self.keep)
         if self.prior_std is not None:
             check_prior_std(self.prior_std)
         if self.l2 is not None:
@@ -245,11 +260,24 @@ class _Trained(_Patching):
 
     assignment: ClassVar[Assignment]
 
-    num_components: int = 5
-    probabilities: Sequence[float] | None = None
-    learn_probabilities: bool = False
-    components_from: Literal["initialiser", "weights"] = "initialiser"
-    spread: float = 0.1
+    num_components: int = option(5, "K, of each patched layer")
+    probabilities: Sequence[float] | None = option(
+        None, "p, one number for each component; None means equal ones"
+    )
+    learn_probabilities: bool = option(
+        False,
+        "learn p for each layer, by a relaxation of the draw; the loss then has minus the entropy of the "
+        "draws, with or without `prior_std`",
+    )
+    components_from: Literal["initialiser", "weights"] = option(
+        "initialiser",
+        'what the components of Linear, convolutional and Embedding layers begin with: `"initialiser"` draws '
+        'them independently, as the model does; `"weights"` keeps those of a trained module in component 0 '
+        "and lets the others begin near them",
+    )
+    spread: float = option(
+        0.1, "components of normalisation layers begin at γ (1 + spread · ε) and β + spread · ε"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -308,21 +336,6 @@ class EMP(_Trained):
 
     Trained on −log p(y | x, W) for one draw a step, plus Σ_i Σ_k p_k ‖M_ik‖²/(2s²) + Σ_shared ‖M‖²/(2s²), the
     KL term of Eq. 6. A network drawn at test time is one of Kᴸ.
-
-    where: the patched layers, by kind ("norm", "input", "output", "all"), by type such as "Linear", or by
-    pattern of their names; normalisation and output layers unless said otherwise. num_components: K, of
-    each patched layer. probabilities: of the components; equal unless given. learn_probabilities: learn
-    them, for each layer, by a relaxation of the draw; the loss then has minus the entropy of the draws,
-    with or without prior_std. components_from: "initialiser" draws the components of a
-    layer with weights independently, as the model draws them; "weights" keeps those of a trained module
-    in component 0 and lets the others begin near it. spread: size of the noise that components of
-    normalisation layers begin with, γ (1 + spread ε) and β + spread ε. prior_std: s of the prior N(0, s²)
-    in the KL term, one number, numbers by pattern of the weights' names, or ``priors.FanIn``; None leaves
-    the squares out. l2: λ of the term λ‖M‖² over all trained numbers that the paper's experiments have in
-    its place, 0.001/batch size there; it is the weight decay 2λ of the optimiser. optimizer: any of
-    ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate. keep: "last",
-    "best" (by validation) or a ``KeepBest``.
-    statistics: running statistics of BatchNorm, "shared" by all components or of each "component".
     """
 
     name: ClassVar[str] = "emp"
@@ -334,7 +347,9 @@ class EMP(_Trained):
 
     assignment: ClassVar[Assignment] = "layer"
 
-    statistics: Literal["shared", "component"] = "shared"
+    statistics: Literal["shared", "component"] = option(
+        "shared", 'running statistics of BatchNorm: `"shared"` by all components, or of each `"component"`'
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -357,20 +372,6 @@ class ECMP(_Trained):
 
     Trained on −log p(y | x, W) for one draw a step, plus Σ_i Σ_k p_k ‖M_ik‖²/(2s²) + Σ_shared ‖M‖²/(2s²), the
     KL term of Eq. 6. Running statistics of BatchNorm are shared: components meet inside a layer.
-
-    where: the patched layers, by kind ("norm", "input", "output", "all"), by type such as "Linear", or by
-    pattern of their names; normalisation and output layers unless said otherwise. num_components: K, of
-    each patched layer. probabilities: of the components; equal unless given. learn_probabilities: learn
-    them, for each layer, by a relaxation of the draw; the loss then has minus the entropy of the draws,
-    with or without prior_std. components_from: "initialiser" draws the components of a
-    layer with weights independently, as the model draws them; "weights" keeps those of a trained module
-    in component 0 and lets the others begin near it. spread: size of the noise that components of
-    normalisation layers begin with, γ (1 + spread ε) and β + spread ε. prior_std: s of the prior N(0, s²)
-    in the KL term, one number, numbers by pattern of the weights' names, or ``priors.FanIn``; None leaves
-    the squares out. l2: λ of the term λ‖M‖² over all trained numbers that the paper's experiments have in
-    its place, 0.001/batch size there; it is the weight decay 2λ of the optimiser. optimizer: any of
-    ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate. keep: "last",
-    "best" (by validation) or a ``KeepBest``.
     """
 
     name: ClassVar[str] = "ecmp"
@@ -384,12 +385,6 @@ class DropConnect(_Patching):
     """Every weight w_ij is dropped with probability ``rate``: a second component is zero (Wan et al. 2013).
 
     What is kept is divided by 1 − rate, biases are left alone, and draws at test time drop as training does.
-
-    rate: probability that a weight is dropped. where: the layers whose weights are, by kind, type or pattern
-    of their names. prior_std: s of the prior N(0, s²) in the KL term; None leaves the term out. l2: λ of a
-    term λ‖M‖² over all trained numbers, as weight decay 2λ of the optimiser. optimizer: any of
-    ``torch.optim``. schedule: a function of ``Progress`` that multiplies the learning rate. keep: "last",
-    "best" (by validation) or a ``KeepBest``.
     """
 
     name: ClassVar[str] = "dropconnect"
@@ -398,8 +393,8 @@ class DropConnect(_Patching):
         "one member-epoch an epoch; no further parameters; predicts with as many passes as draws"
     )
 
-    where: Where = ("Linear",)
-    rate: float = 0.1
+    where: Where = option(("Linear",), f"the layers whose weights are dropped: {LAYERS}")
+    rate: float = option(0.1, "probability that a weight is dropped")
 
     def __post_init__(self) -> None:
         require(0 < self.rate < 1, f"rate must be above 0 and below 1, got {self.rate!r}.")

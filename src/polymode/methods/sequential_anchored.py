@@ -11,10 +11,15 @@ from typing import Any, ClassVar, Self
 import torch
 
 from polymode.errors import InputError, require_whole
+from polymode.options import option
 from polymode.posteriors import Particles, Posterior
-from polymode.samplers import GuidedWalk, Walk, draw_prior
+from polymode.samplers import WALKS, GuidedWalk, Walk, draw_prior
 from polymode.schedules import Constant, Cosine, Progress, Schedule
 from polymode.training.contract import (
+    KEEP,
+    OPTIMIZER,
+    PRIOR_STD,
+    SCHEDULE,
     Keep,
     Method,
     Optimizer,
@@ -22,7 +27,8 @@ from polymode.training.contract import (
     Phase,
     Problem,
     State,
-    check_options,
+    check_optimizer,
+    check_schedule,
     keep_rule,
 )
 from polymode.weights.priors import PriorStd, anchored_prior, check_prior_std
@@ -61,15 +67,6 @@ class SequentialAnchored(Method):
     """Algorithm 2: a long training at the first anchor, then short ones while the anchor walks the prior.
 
     θ_i = argmin −Σ_n log p(y_n | x_n, θ) + Σ_j (θ_j − a_ij)²/(2 s²), begun at θ_(i−1); every θ_i is a member.
-    num_chains: run side by side, each from its own start; None means one, or as many as suit a budget.
-    prior_std: s, one number, numbers by pattern of the weights' names, or ``priors.FanIn``. walk: how the
-    anchor moves, one of ``samplers``. first_epochs: of the long training; None means 100, or half of a
-    chain's epochs where they are fewer than 200; epochs that do not fill a short training are added to it.
-    short_epochs: of each short one. optimizer: of the long training. schedule: of its learning rate.
-    short_optimizer: of the short trainings; None means the same. short_schedule: of theirs; None means the
-    same. restart: begin every training with a fresh optimiser and its schedule from the top; False carries
-    the optimiser on at the rate that the first schedule ended with. keep: "last", "best" (by validation) or
-    a ``KeepBest``.
     """
 
     name: ClassVar[str] = "sequential_anchored"
@@ -77,17 +74,30 @@ class SequentialAnchored(Method):
     kept: ClassVar[str] = "for each training of a chain"
     cost: ClassVar[str] = "chains member-epochs an epoch; predicts with a pass for every training"
 
-    num_chains: int | None = None
-    prior_std: PriorStd = 0.3
-    walk: Walk = GuidedWalk()
-    first_epochs: int | None = None
-    short_epochs: int = 2
-    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
-    schedule: Schedule = Cosine(final=0.05)
-    short_optimizer: Optimizer | None = None
-    short_schedule: Schedule | None = None
-    restart: bool = True
-    keep: Keep = "last"
+    num_chains: int | None = option(
+        None, "run side by side, each from its own start; None means one, or as many as suit a budget"
+    )
+    prior_std: PriorStd = option(0.3, PRIOR_STD)
+    walk: Walk = option(
+        GuidedWalk(),
+        f"how the anchor moves through the prior: {', '.join(f'`{each.__name__}`' for each in WALKS)}",
+    )
+    first_epochs: int | None = option(
+        None,
+        "of the long training; None means 100, or half of a chain's epochs where they are fewer than 200. "
+        "Epochs that do not fill a short training are added to it",
+    )
+    short_epochs: int = option(2, "of each short training")
+    optimizer: Optimizer = option(Optimizer("Adam", lr=1e-3), f"of the long training: {OPTIMIZER}")
+    schedule: Schedule = option(Cosine(final=0.05), f"of the long training, a {SCHEDULE}")
+    short_optimizer: Optimizer | None = option(None, "of the short trainings; None means the same")
+    short_schedule: Schedule | None = option(None, "of the short trainings; None means the same")
+    restart: bool = option(
+        True,
+        "every training begins with a fresh optimiser and its schedule from the top; False carries the "
+        "optimiser on, at the rate that the first schedule ended with",
+    )
+    keep: Keep = option("last", f"{KEEP}, for every training")
 
     def __post_init__(self) -> None:
         if self.num_chains is not None:
@@ -100,8 +110,11 @@ class SequentialAnchored(Method):
             raise InputError(
                 f"walk must be one of polymode.samplers, such as GuidedWalk(), got {self.walk!r}."
             )
-        check_options(self.optimizer, self.schedule, self.keep)
-        check_options(self._short_optimizer, self._short_schedule, self.keep)
+        check_optimizer(self.optimizer)
+        check_schedule(self.schedule)
+        check_optimizer(self._short_optimizer, "short_optimizer")
+        check_schedule(self._short_schedule, "short_schedule")
+        keep_rule(self.keep)
         if not self.restart and (self.short_optimizer is not None or self.short_schedule is not None):
             raise InputError(
                 "restart=False goes on with the optimiser of the first training: leave short_optimizer and "

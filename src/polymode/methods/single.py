@@ -9,13 +9,7 @@ from polymode.training.contract import Descent, Problem, State
 
 @dataclass(frozen=True)
 class Single(Descent):
-    """Maximum a posteriori: minimise −Σ_n log p(y_n | x_n, θ) + Σ_j θ_j²/(2 s²).
-
-    prior_std: s, one number, numbers by pattern of the weights' names, or ``priors.FanIn``; None means a
-    flat prior (maximum likelihood). Weight decay of the optimiser is the
-    other usual way to regularise. optimizer: any of ``torch.optim``. schedule: a function of
-    ``Progress`` that multiplies the learning rate. keep: "last", "best" (by validation) or a ``KeepBest``.
-    """
+    """Maximum a posteriori: minimise −Σ_n log p(y_n | x_n, θ) + Σ_j θ_j²/(2 s²)."""
 
     name: ClassVar[str] = "single"
     summary: ClassVar[str] = "one network (MAP), the baseline"

@@ -7,7 +7,7 @@ Simple Baseline for Bayesian Uncertainty in Deep Learning" (SWAG), 2019.
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
@@ -18,6 +18,7 @@ from polymode.methods.single import Single
 from polymode.networks.adaptations import Adaptation
 from polymode.networks.members import Members, Tensors, copied_module
 from polymode.networks.surgery import running_statistics
+from polymode.options import option
 from polymode.posteriors import Posterior, merge
 from polymode.posteriors.network import Network
 from polymode.posteriors.particles import MemberStore, rows_of
@@ -46,8 +47,16 @@ class _Averaging(Method):
 
     _least: ClassVar[int] = 1  # epochs to average
 
-    of: Method = field(default_factory=Single)
-    start: float = 0.75
+    of: Method = option(
+        Single(),
+        "how the weights are trained: any method with weights at its end (`single`, `late_phase`, "
+        "`batch_ensemble`, `mc_dropout`)",
+    )
+    start: float = option(
+        0.75,
+        "epochs before the first that counts: a whole number, or a fraction of all; the last phase of `of` "
+        "must have begun",
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.of, Method):
@@ -141,12 +150,7 @@ class _Averaging(Method):
 
 @dataclass(frozen=True)
 class SWA(_Averaging):
-    """θ̄ = mean of θ at the end of every epoch after ``start``; then the running statistics for θ̄.
-
-    of: how the weights are trained: any method with weights at its end, such as Single or LatePhase (whose
-    base weights and members are averaged each by itself, and collapsed then). start: epochs before the first
-    that counts, as a whole number or as a fraction of all.
-    """
+    """θ̄ = mean of θ at the end of every epoch after ``start``; then the running statistics for θ̄."""
 
     name: ClassVar[str] = "swa"
     summary: ClassVar[str] = "stochastic weight averaging: one network, the mean over the last epochs"
@@ -180,11 +184,6 @@ class SWAG(_Averaging):
 
     Column r of D is the deviation of an epoch's weights from the running mean, over all layers at once, so
     that layers vary together. Every draw gets running statistics of its own from a pass over the data.
-
-    of: how the weights are trained: any method with weights at its end, such as Single or LatePhase. start:
-    epochs before the first that counts, as a whole number or as a fraction of all. num_draws: networks in the
-    posterior. rank: R, the number of latest deviations that are kept; 0 leaves the diagonal alone. scale: of
-    the covariance; ½ is that of Maddox et al. (2019), which halves the sum of its two parts.
     """
 
     name: ClassVar[str] = "swag"
@@ -196,9 +195,13 @@ class SWAG(_Averaging):
 
     _least: ClassVar[int] = 2
 
-    num_draws: int = 30
-    rank: int = 20
-    scale: float = 0.5
+    num_draws: int = option(30, "networks in the posterior")
+    rank: int = option(20, "R, the number of latest deviations that are kept; 0 leaves the diagonal alone")
+    scale: float = option(
+        0.5,
+        "of the covariance; ½ is that of Maddox et al. (2019), which halves the sum of its two parts; 1 with "
+        "`rank=0` is its diagonal version",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,3 +1,4 @@
+import inspect
 import json
 from dataclasses import fields
 
@@ -7,12 +8,13 @@ from command_line import polymode, the_line
 
 import polymode as pm
 from polymode.application.cli.jobs import make_methods, run_folder, wanted_methods
-from polymode.application.cli.methods import explained
+from polymode.application.cli.methods import as_typed
 from polymode.application.cli.options import parse
 from polymode.application.cli.train import TrainOptions
 from polymode.application.comparison import judge
 from polymode.errors import InputError
 from polymode.methods import COMPARED, METHODS, make_method
+from polymode.options import options_of
 from polymode.training.contract import describe
 
 
@@ -109,12 +111,23 @@ def test_bad_options_of_methods_are_refused(options, message):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_option_of_every_method_is_explained_in_its_docstring(name):
-    equation, explanations = explained(METHODS[name])
-    assert equation
-    assert set(explanations) == {f.name for f in fields(METHODS[name])}
-    assert all(len(text) > 5 for text in explanations.values())
-    assert METHODS[name].cost
+def test_every_option_of_every_method_has_a_meaning(name):
+    method = METHODS[name]
+    assert [each.name for each in options_of(method)] == [each.name for each in fields(method)]
+    for each in options_of(method):
+        assert len(each.meaning) > 5, each.name
+        assert each.meaning.count("`") % 2 == 0, each.meaning
+        assert not each.meaning.endswith("."), each.meaning  # a cell of a table, not a sentence of a text
+    assert inspect.getdoc(method)
+    assert method.cost
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_default_is_shown_as_one_would_type_it(name):
+    known = {**vars(pm.methods), **vars(pm.schedules), **vars(pm.samplers)}
+    known |= {"Optimizer": pm.Optimizer}
+    for each in options_of(METHODS[name]):
+        assert eval(as_typed(each.default), known) == each.default
 
 
 def test_the_folder_follows_from_the_options():

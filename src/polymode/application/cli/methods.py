@@ -2,11 +2,12 @@
 
 import dataclasses
 import inspect
-import re
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
@@ -16,7 +17,8 @@ from polymode.application.cli.output import console, print_json
 from polymode.errors import unknown_name
 from polymode.methods import COMPARED, METHODS, parameter_counts
 from polymode.models import MODELS, make_model
-from polymode.training.contract import Method, describe
+from polymode.options import options_of
+from polymode.training.contract import Method
 
 ABOUT = """List the methods, explain one (its equation, cost and options), or count what each keeps."""
 
@@ -49,11 +51,18 @@ def run(options: MethodsOptions) -> None:
     if options.name not in METHODS:
         raise unknown_name("method", options.name, METHODS)
     method = METHODS[options.name]
-    equation, explanations = explained(method)
-    rows = [(f.name, _default(f), explanations.get(f.name, "")) for f in dataclasses.fields(method)]
+    equation = inspect.getdoc(method) or ""
+    declared = options_of(method)
     if options.json:
-        keys = ("name", "default", "explanation")
-        described = [dict(zip(keys, row, strict=True)) for row in rows]
+        described = [
+            {
+                "name": each.name,
+                "type": each.type_text,
+                "default": as_typed(each.default),
+                "explanation": plain(each.meaning),
+            }
+            for each in declared
+        ]
         content = {"name": method.name, "summary": method.summary, "equation": equation, "cost": method.cost}
         print_json(content | {"options": described})
         return
@@ -68,8 +77,8 @@ def run(options: MethodsOptions) -> None:
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
-    for row in rows:
-        table.add_row(*row)
+    for each in declared:
+        table.add_row(*map(escape, (each.name, as_typed(each.default), plain(each.meaning))))
     out.print(table)
     out.print(f"\nexample: polymode train --method {method.name}", markup=False)
 
@@ -128,23 +137,31 @@ def _list(options: MethodsOptions) -> None:
     out.print("polymode methods NAME explains one of them.")
 
 
-def explained(method: type[Method]) -> tuple[str, dict[str, str]]:
-    """The sentence and equation of a method's docstring, and the explanation of each option in it."""
-    text = inspect.getdoc(method) or ""
-    names = "|".join(f.name for f in dataclasses.fields(method))
-    parts = re.split(rf"(?:(?<=\s)|^)({names}):\s", text) if names else [text]
-    explanations = {
-        name: " ".join(part.replace("``", "").split())
-        for name, part in zip(parts[1::2], parts[2::2], strict=True)
-    }
-    return parts[0].strip(), explanations
+def plain(meaning: str) -> str:
+    """What an option means, without the signs of Markdown."""
+    return meaning.replace("`", "")
 
 
-def _default(field: dataclasses.Field) -> str:
-    value: Any = field.default
-    if value is dataclasses.MISSING:
-        value = field.default_factory() if callable(field.default_factory) else "(needed)"
-    if isinstance(value, Method):
-        return f"{type(value).__name__}()"
-    described = describe(value)
-    return repr(value) if isinstance(described, dict) else str(described)
+def as_typed(value: Any) -> str:
+    """A value as one would type it; of a method, and of keywords of anything else, what is not the default.
+
+    >>> from polymode.training.contract import Optimizer
+    >>> as_typed(Optimizer("SGD", momentum=0.9)), as_typed(("norm", 0.5))
+    ('Optimizer(kind="SGD", lr=0.001, momentum=0.9)', '("norm", 0.5)')
+    """
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(as_typed, value))}{',' if len(value) == 1 else ''})"
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return repr(value)
+    arguments = {}
+    for name, parameter in inspect.signature(type(value)).parameters.items():
+        given = getattr(value, name)
+        is_optional = isinstance(value, Method) or parameter.kind is parameter.KEYWORD_ONLY
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= given
+        elif given != parameter.default or not is_optional:
+            arguments[name] = given
+    typed = ", ".join(f"{name}={as_typed(given)}" for name, given in arguments.items())
+    return f"{type(value).__name__}({typed})"

@@ -14,7 +14,6 @@ from polymode.training.contract.method import (
     Phase,
     Problem,
     Step,
-    check_options,
     descend,
     describe,
     epochs_before,
@@ -24,9 +23,25 @@ from polymode.training.contract.method import (
 from polymode.training.contract.objective import Gradients, Objective, next_noise
 from polymode.training.contract.optimizers import MemberOptimizer, Optimizer, clip_each
 from polymode.training.contract.perturbation import draw_data_seed, perturbed
+from polymode.training.contract.shared_options import (
+    KEEP,
+    LAYERS,
+    OPTIMIZER,
+    PRIOR_STD,
+    PRIOR_STD_OR_FLAT,
+    SCHEDULE,
+    check_optimizer,
+    check_schedule,
+)
 from polymode.training.contract.state import State
 
 __all__ = [
+    "KEEP",
+    "LAYERS",
+    "OPTIMIZER",
+    "PRIOR_STD",
+    "PRIOR_STD_OR_FLAT",
+    "SCHEDULE",
     "Batch",
     "Descent",
     "Epoch",
@@ -46,7 +61,8 @@ __all__ = [
     "Problem",
     "State",
     "Step",
-    "check_options",
+    "check_optimizer",
+    "check_schedule",
     "clip_each",
     "descend",
     "describe",

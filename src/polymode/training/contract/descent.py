@@ -6,9 +6,18 @@ from typing import Self
 
 import torch
 
+from polymode.options import option
 from polymode.schedules import Constant, Schedule
-from polymode.training.contract.method import Keep, Method, Over, Phase, Problem, check_options, keep_rule
+from polymode.training.contract.method import Keep, Method, Over, Phase, Problem, keep_rule
 from polymode.training.contract.optimizers import Optimizer
+from polymode.training.contract.shared_options import (
+    KEEP,
+    OPTIMIZER,
+    PRIOR_STD_OR_FLAT,
+    SCHEDULE,
+    check_optimizer,
+    check_schedule,
+)
 from polymode.training.contract.state import State
 from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
 
@@ -17,13 +26,15 @@ from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
 class Descent(Method):
     """Minimise −Σ_n log p(y_n | x_n, θ) + Σ_j θ_j²/(2 s²) over the weights of one network."""
 
-    prior_std: PriorStd | None = None
-    optimizer: Optimizer = Optimizer("Adam", lr=1e-3)
-    schedule: Schedule = Constant()
-    keep: Keep = "last"
+    prior_std: PriorStd | None = option(None, PRIOR_STD_OR_FLAT)
+    optimizer: Optimizer = option(Optimizer("Adam", lr=1e-3), OPTIMIZER)
+    schedule: Schedule = option(Constant(), SCHEDULE)
+    keep: Keep = option("last", KEEP)
 
     def __post_init__(self) -> None:
-        check_options(self.optimizer, self.schedule, self.keep)
+        check_optimizer(self.optimizer)
+        check_schedule(self.schedule)
+        keep_rule(self.keep)
         if self.prior_std is not None:
             check_prior_std(self.prior_std)
 

@@ -127,20 +127,6 @@ def keep_rule(keep: Keep) -> KeepBest | None:
     return KeepBest() if keep == "best" else None
 
 
-def check_options(optimizer: Any, schedule: Any, keep: Any) -> None:
-    """Check the options that most methods have, when the method is made rather than when it is fitted."""
-    if not isinstance(optimizer, Optimizer):
-        raise InputError(
-            f"optimizer must be a description such as Optimizer('AdamW', lr=1e-3), got {optimizer!r}."
-        )
-    if not callable(schedule) or isinstance(schedule, type):
-        raise InputError(
-            "schedule must be an instance such as schedules.Cosine(), or a function of Progress that gives "
-            f"a factor, got {schedule!r}."
-        )
-    keep_rule(keep)
-
-
 def epochs_before(name: str, value: float, epochs: int | None) -> int:
     """Read when something begins: a whole number of epochs before it, or a fraction of all epochs.
 

@@ -1,32 +1,41 @@
 """Methods from plain values: what ``describe`` writes into a manifest is read back here."""
 
 import dataclasses
-from collections.abc import Mapping
+import typing
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from polymode import schedules
 from polymode.errors import InputError, unknown_name
 from polymode.methods.registry import METHODS
-from polymode.samplers import WALKS
-from polymode.training.contract import KeepBest, Method, Optimizer, describe
-from polymode.weights.late import Bank
-from polymode.weights.priors import FanIn
+from polymode.options import options_of
+from polymode.samplers import WALKS, Walk
+from polymode.schedules import SCHEDULES, Schedule
+from polymode.training.contract import Method, Optimizer, describe
 
-# What options of methods are made of, by the name that ``describe`` gives them.
+# Annotations that more fits than they name: any function is a schedule, and a walk may be anyone's.
+FAMILIES: tuple[tuple[Any, tuple[type, ...]], ...] = ((Schedule, SCHEDULES), (Walk, WALKS))
+
+
+def _types_in(annotation: Any) -> Iterator[type]:
+    """The dataclasses, other than methods, that an annotation is made of."""
+    for family, types in FAMILIES:
+        if annotation == family:
+            yield from types
+            return
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        if not issubclass(annotation, Method):
+            yield annotation
+        return
+    for part in typing.get_args(annotation):
+        yield from _types_in(part)
+
+
+# What options of methods are made of, by the name that ``describe`` gives them: nothing else is ever built.
 OPTION_TYPES: dict[str, type] = {
-    part.__name__: part
-    for part in (
-        Optimizer,
-        KeepBest,
-        FanIn,
-        Bank,
-        *WALKS,
-        schedules.Constant,
-        schedules.Cosine,
-        schedules.Drops,
-        schedules.Linear,
-        schedules.Warmup,
-    )
+    kind.__name__: kind
+    for method in METHODS.values()
+    for each in options_of(method)
+    for kind in _types_in(each.annotation)
 }
 
 

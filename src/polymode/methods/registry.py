@@ -1,34 +1,25 @@
 """The methods by name. METHODS is what the command line, the tests and the docs read."""
 
-from polymode.methods.anchored import Anchored
-from polymode.methods.batch_ensemble import BatchEnsemble
-from polymode.methods.deep_ensemble import DeepEnsemble
-from polymode.methods.hmc import HMC
-from polymode.methods.late_phase import LatePhase
-from polymode.methods.mc_dropout import MCDropout
-from polymode.methods.model_patching import ECMP, EMP, DropConnect
-from polymode.methods.sequential_anchored import SequentialAnchored
-from polymode.methods.single import Single
-from polymode.methods.weight_averaging import SWA, SWAG
-from polymode.training.contract import Method
+# isort: off
+# One line for each file. The order is that of lists and tables, and ``as`` exports a name from the package.
+from polymode.methods.single import Single as Single
+from polymode.methods.deep_ensemble import DeepEnsemble as DeepEnsemble
+from polymode.methods.anchored import Anchored as Anchored
+from polymode.methods.sequential_anchored import SequentialAnchored as SequentialAnchored
+from polymode.methods.mc_dropout import MCDropout as MCDropout
+from polymode.methods.model_patching import DropConnect as DropConnect, EMP as EMP, ECMP as ECMP
+from polymode.methods.late_phase import LatePhase as LatePhase
+from polymode.methods.weight_averaging import SWA as SWA, SWAG as SWAG
+from polymode.methods.batch_ensemble import BatchEnsemble as BatchEnsemble
+from polymode.methods.hmc import HMC as HMC
+# isort: on
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (
-        Single,
-        DeepEnsemble,
-        Anchored,
-        SequentialAnchored,
-        MCDropout,
-        DropConnect,
-        EMP,
-        ECMP,
-        LatePhase,
-        SWA,
-        SWAG,
-        BatchEnsemble,
-        HMC,
-    )
+from polymode.training.contract import Method as _Method
+
+METHODS: dict[str, type[_Method]] = {
+    value.name: value
+    for value in list(globals().values())
+    if isinstance(value, type) and issubclass(value, _Method) and value is not _Method
 }
 
 # What a comparison runs unless told otherwise: at most eight, the baseline first.

@@ -1,0 +1,48 @@
+"""One line registers a method: lists, exports and what a document may name follow from it."""
+
+import dataclasses
+import inspect
+import pkgutil
+from importlib import import_module
+
+import pytest
+
+import polymode as pm
+from polymode import methods
+from polymode.errors import UnknownName
+from polymode.methods import METHODS, make_method
+from polymode.methods.configuration import OPTION_TYPES
+from polymode.options import options_of
+from polymode.training.contract import Method
+from polymode.weights.late import Bank
+
+
+def test_every_method_of_every_file_is_registered_and_exported():
+    found = {}
+    for entry in pkgutil.iter_modules(methods.__path__, f"{methods.__name__}."):
+        for name, kind in inspect.getmembers(import_module(entry.name), inspect.isclass):
+            is_own = kind.__module__ == entry.name and issubclass(kind, Method)
+            if is_own and not inspect.isabstract(kind) and not name.startswith("_"):
+                found[kind.name] = kind
+                assert getattr(pm.methods, name) is kind
+    assert found == METHODS
+
+
+def test_what_options_are_made_of_may_be_named_and_nothing_else():
+    parts = [pm.Optimizer, pm.KeepBest, pm.priors.FanIn, *pm.samplers.WALKS, *pm.schedules.SCHEDULES]
+    parts.append(Bank)
+    assert {part.__name__: part for part in parts} == OPTION_TYPES
+
+
+@pytest.mark.parametrize("kind", ["Part", "Progress", "Walk", "Single", "PosixPath", "Members"])
+def test_other_types_are_refused(kind):
+    with pytest.raises(UnknownName, match=f"Unknown type of single.schedule '{kind}'"):
+        make_method("single", {"schedule": {"type": kind}})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_parts_of_defaults_can_be_named(name):
+    """A type that its annotation hides would be written into a manifest that nobody can read."""
+    for each in options_of(METHODS[name]):
+        if dataclasses.is_dataclass(each.default) and not isinstance(each.default, Method):
+            assert type(each.default) in OPTION_TYPES.values(), each.name

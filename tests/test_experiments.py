@@ -45,7 +45,7 @@ def test_tables_1_and_2_of_sequential_anchored_ensembles(path):
     assert first == 100
     short = 5 if "energy" in path.stem else 2
     expected = {200: (1, 100), 500: (2, 150), 1000: (3, 232 if short == 2 else 230), 10_000: (10, 900)}
-    assert (chain.chains, num_short * chain.short_epochs) == expected[int(options.budget)]
+    assert (chain.num_chains, num_short * chain.short_epochs) == expected[int(options.budget)]
     assert chain.short_epochs == short
     assert anchored.prior_std == chain.prior_std
     assert anchored.optimizer == chain.optimizer
@@ -72,7 +72,7 @@ PATCHING = sorted((EXPERIMENTS / "model_patching").glob("*.yaml"))
 def test_tables_of_model_patching(path):
     options, methods = read(path)
     assert options.model in MODELS
-    assert options.draws == 200
+    assert options.num_draws == 200
     assert options.calibration == Bins(20, min_count=5)
     assert options.set["data"]["batch_size"] == 256
     penalty = 0.001 / 256

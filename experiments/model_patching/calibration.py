@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args()
     split = cifar10(options.data, batch_size=BATCH, num_train=options.images).splits[0]
-    draws = tuple(n for n in DRAWS if n <= options.draws)
+    draws = tuple(n for n in DRAWS if n <= options.num_draws)
     by_draws, bins = {}, {}
     for label in options.methods.split(","):
         posteriors = pm.fit(

@@ -92,12 +92,12 @@ def run(name: str, method: str, options: argparse.Namespace) -> dict[str, object
         resume=True,
     )
     found = {
-        index: dict(zip(SCORES, scores(posterior, split, options.draws), strict=True))
+        index: dict(zip(SCORES, scores(posterior, split, options.num_draws), strict=True))
         for index, (posterior, split) in enumerate(zip(posteriors, splits, strict=True))
     }
     settings = {"variant": variant(options)} if variant(options) else {}
     settings |= {"set": name, "method": method, "splits": len(found)}
-    settings |= {"epochs": options.epochs, "draws": options.draws}
+    settings |= {"epochs": options.epochs, "draws": options.num_draws}
     table = options.results or RESULTS / ("uci-variants.csv" if variant(options) else "uci.csv")
     return add_result(table, settings, "split", found)
 

@@ -16,6 +16,7 @@ from polymode.options import options_of
 ROOT = Path(__file__).parent.parent
 option_tables = runpy.run_path(str(ROOT / "docs/option_tables.py"))
 PAGES = ["README.md", "docs/guide.md", "docs/own-loop.md", "docs/data.md", "docs/landscape.md"]
+PAGES += ["experiments/late_phase/quadratic.md"]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))
 PAGES += [str(page.relative_to(ROOT)) for page in METHOD_PAGES if BLOCK.search(page.read_text())]
@@ -26,6 +27,7 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     blocks = BLOCK.findall((ROOT / page).read_text())
     assert blocks
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend((ROOT / page).parent)  # pages of experiments import what lies beside them
     scope: dict = {"__name__": "docs"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Lightning advises about workers and loggers
@@ -42,7 +44,7 @@ def test_every_method_has_a_page_and_the_readme_links_to_it():
 
 
 def test_links_of_the_pages_lead_somewhere():
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("experiments/**/*.md")]:
         for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in link:
                 assert (page.parent / link).exists(), f"{page.name}: {link}"

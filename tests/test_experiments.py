@@ -2,11 +2,9 @@
 
 import contextlib
 import csv
-import importlib.util
 import re
 import runpy
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +18,8 @@ from polymode.application.cli.reference import ReferenceOptions
 from polymode.application.datasets.catalogue import DATASETS
 from polymode.metrics import Bins
 from polymode.models import MODELS
+from scripts import EXPERIMENTS, load_script
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 FOLDER = EXPERIMENTS / "sequential_anchored"
 NAMES = ("cifar10", "cifar10-shifted", "imdb", "dermamnist", "energy-gap")
 SEQUENTIAL = [FOLDER / f"{name}-{budget}.yaml" for name in NAMES for budget in (200, 500, 1000, 10_000)]
@@ -90,6 +88,7 @@ def test_tables_of_model_patching(path):
 
 def write_help(script, note):
     sys.argv = [str(script), "--help"]
+    sys.path.insert(0, str(script.parent))
     with note.open("w") as stream, contextlib.redirect_stdout(stream):
         runpy.run_path(str(script), run_name="__main__")
 
@@ -152,14 +151,6 @@ def test_scripts_of_late_phase_weights_say_what_they_do(script, tmp_path):
 # --- replicates ----------------------------------------------------------------------------------------
 
 
-def loaded(path):
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def rows(path):
     return list(csv.DictReader(path.read_text().splitlines()))
 
@@ -186,7 +177,7 @@ def test_uci_keeps_every_split(tmp_path, monkeypatch):
     (folder / "index_features.txt").write_text("0\n1\n")
     (folder / "index_target.txt").write_text("2\n")
     (folder / "n_splits.txt").write_text("3\n")
-    script = loaded(EXPERIMENTS / "model_patching" / "uci.py")
+    script = load_script(EXPERIMENTS / "model_patching" / "uci.py")
     monkeypatch.setattr(script, "RESULTS", tmp_path)
     command = ["uci.py", "--data", str(tmp_path), "--runs", str(tmp_path / "runs"), "--sets", "yacht"]
     command += ["--methods", "ecmp", "--epochs", "1", "--num-draws", "3", "--backend", "vmap"]
@@ -204,7 +195,7 @@ def test_uci_keeps_every_split(tmp_path, monkeypatch):
 
 
 def test_sensitivity_keeps_every_seed(tmp_path, monkeypatch):
-    script = loaded(LATE / "sensitivity.py")
+    script = load_script(LATE / "sensitivity.py")
     monkeypatch.setattr(script, "SEEDS", 2)
     found = iter(torch.rand(20, 2, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
     monkeypatch.setattr(script, "scores", lambda method: next(found))  # in place of two minutes of training
@@ -217,7 +208,7 @@ def test_sensitivity_keeps_every_seed(tmp_path, monkeypatch):
 
 
 def test_the_quadratic_problem_keeps_every_seed(tmp_path, monkeypatch):
-    script = loaded(LATE / "quadratic.py")
+    script = load_script(LATE / "quadratic.py")
     monkeypatch.setattr(script, "jobs", lambda problem: [("independent", 0.05, 20), ("late phase", 0.05, 20)])
     monkeypatch.setattr(sys, "argv", ["quadratic.py", "--seeds", "3", "--out", str(tmp_path)])
     threads = torch.get_num_threads()
@@ -235,7 +226,7 @@ def test_the_quadratic_problem_keeps_every_seed(tmp_path, monkeypatch):
 
 
 def test_prior_functions_keep_the_steps_of_each(tmp_path, monkeypatch):
-    script = loaded(EXPERIMENTS / "model_patching" / "prior_functions.py")
+    script = load_script(EXPERIMENTS / "model_patching" / "prior_functions.py")
     monkeypatch.setattr(sys, "argv", ["prior_functions.py", "--out", str(tmp_path)])
     script.main()
     assert len(rows(tmp_path / "prior-functions-replicates.csv")) == 9

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from noisy_quadratic import NoisyQuadratic
+from steady_loss import steady_loss_figure
 
 from polymode.application.comparison import replicates_path
-from polymode.application.plots import steady_loss_figure
-from polymode.landscape import NoisyQuadratic
 
 MEMBERS = (1, 2, 5, 10, 15, 20, 25)
 RATES = (0.05, 0.01, 0.002)

@@ -1,6 +1,5 @@
-"""Looking at losses, and at what optimisers make of them."""
+"""Looking at losses around trained networks."""
 
 from polymode.landscape.flatness import Flatness, flatness
-from polymode.landscape.quadratic import NoisyQuadratic
 
-__all__ = ["Flatness", "NoisyQuadratic", "flatness"]
+__all__ = ["Flatness", "flatness"]

@@ -5,7 +5,6 @@ from polymode.application.plots.draws import draws_figure
 from polymode.application.plots.histograms import doubt_figure, spread_figure
 from polymode.application.plots.price import gain_figure, price_figure
 from polymode.application.plots.similarity import similarity_figure
-from polymode.application.plots.steady_loss import steady_loss_figure
 from polymode.application.plots.trace import trace_figure
 
 __all__ = [
@@ -17,6 +16,5 @@ __all__ = [
     "reliability_figure",
     "similarity_figure",
     "spread_figure",
-    "steady_loss_figure",
     "trace_figure",
 ]

@@ -3,14 +3,14 @@
 import csv
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from polymode.application.plots import steady_loss_figure
+from scripts import EXPERIMENTS, load_script
 
-SCRIPT = Path(__file__).parents[2] / "experiments/late_phase/quadratic.py"
+SCRIPT = EXPERIMENTS / "late_phase/quadratic.py"
 TABLE = SCRIPT.parent / "results/quadratic.csv"
+steady_loss_figure = load_script(SCRIPT.with_name("steady_loss.py")).steady_loss_figure
 
 
 def test_the_figure_shows_losses_and_their_ratio_to_one_over_the_members():

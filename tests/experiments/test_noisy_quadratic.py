@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from polymode.errors import InputError
-from polymode.landscape import NoisyQuadratic
-from polymode.landscape.quadratic import _Factored
+from scripts import EXPERIMENTS, load_script
+
+script = load_script(EXPERIMENTS / "late_phase/noisy_quadratic.py")
+NoisyQuadratic, _Factored = script.NoisyQuadratic, script._Factored
 
 MEMBERS = (1, 2, 5, 10, 25)
 

@@ -3,6 +3,8 @@ import inspect
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -10,25 +12,42 @@ import polymode as pm
 
 
 def test_every_name_is_that_of_its_module():
-    """What is there when it is asked for is what type checkers are told."""
+    """What is there when it is asked for is what type checkers are told, and that they may pass on."""
     tree = ast.parse(inspect.getsource(pm))
-    [block] = [
-        node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-    ]
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
     told = {}
     for node in block.body:
         assert isinstance(node, ast.ImportFrom)
         for name in node.names:
-            inside = node.module in ("polymode", "polymode.application", "polymode.weights")
-            told[name.name] = (
-                import_module(f"{node.module}.{name.name}")
-                if inside
-                else getattr(import_module(node.module), name.name)
-            )
+            assert name.asname == name.name  # typing's mark of a name that is passed on
+            # Python's own rule of `from module import name`: what the module holds, or else a module in it.
+            scope = {}
+            exec(f"from {node.module} import {name.name}", scope)
+            told[name.name] = scope[name.name]
     assert {*told, "__version__"} == set(pm.__all__)
     for name, value in told.items():
         assert getattr(pm, name) is value
-    assert set(pm.__all__) <= set(dir(pm))
+    assert {*pm.__all__, "__all__"} <= set(dir(pm))
+    assert pm.compare is import_module("polymode.application.comparison.compare").compare
+
+
+def test_all_names_can_be_imported_at_once():
+    scope = {}
+    exec("from polymode import *", scope)
+    assert {name: scope[name] for name in pm.__all__} == {name: getattr(pm, name) for name in pm.__all__}
+
+
+def test_names_are_found_in_an_archive_too(tmp_path):
+    """As zipapps keep packages: there are no files to read beside the module."""
+    package = Path(pm.__file__).parent
+    with ZipFile(tmp_path / "packed.zip", "w") as archive:
+        for file in ("__init__.py", "_version.py", "errors.py"):
+            archive.write(package / file, f"polymode/{file}")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'packed.zip')!r}); import polymode as pm"
+    code += "; print(pm.errors.__file__, len(pm.__all__))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(tmp_path / "packed.zip/polymode/errors.py"), str(len(pm.__all__))]
 
 
 def test_names_that_are_not_there():

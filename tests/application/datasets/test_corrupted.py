@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from polymode.application.datasets.corruptions.making import corrupt
+from polymode.application.datasets.corruptions import corrupt
 from polymode.application.datasets.corruptions.reading import (
     cifar_c,
     image_bytes,

@@ -6,7 +6,7 @@ import torch
 
 from polymode.application.datasets.catalogue import DATASETS
 from polymode.application.datasets.cifar10_shifted import SHIFTS, cifar10_shifted
-from polymode.application.datasets.corruptions.making import CORRUPTIONS
+from polymode.application.datasets.corruptions import CORRUPTIONS
 from polymode.application.datasets.images import cifar10
 from polymode.application.datasets.loading import is_ready, load_task
 from polymode.errors import InputError

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from polymode.data.sources import ArrayData, Data, as_data, as_tree
-from polymode.errors import InputError, require, shortened, unknown_name
+from polymode.errors import InputError, require, require_whole, shortened, unknown_name
 from polymode.trees import Tree, map_tree
 
 
@@ -294,12 +294,9 @@ def standardised(
 
 def training_parts(available: int, num_train: int | None, num_validation: int) -> tuple[slice, slice]:
     """The rows of a training set to train on (the first) and to validate on (the last)."""
-    counts = {"num_train": num_train, "num_validation": num_validation}
-    for (name, value), lowest in zip(counts.items(), (1, 0), strict=True):
-        require(
-            (value is None and name == "num_train") or (isinstance(value, int) and value >= lowest),
-            f"{name} must be a whole number from {lowest}, got {value!r}.",
-        )
+    if num_train is not None:
+        require_whole("num_train", num_train)
+    require_whole("num_validation", num_validation, 0)
     wanted = (num_train or 1) + num_validation
     require(
         wanted <= available,

@@ -1,6 +1,6 @@
 """The small convolutional networks of Fort et al. (2019, §3)."""
 
-from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -10,24 +10,25 @@ from polymode.models.dropout import require_rate
 class _PlainCNN(nn.Module):
     """Layers of 3×3 convolution, dropout, 2×2 max-pooling and ReLU (not after the last); one linear layer."""
 
+    channels: ClassVar[tuple[int, ...]]
+
     def __init__(
         self,
-        channels: Sequence[int],
-        num_classes: int,
-        in_channels: int,
-        image_size: int,
-        dropout: float,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        image_size: int = 32,
+        dropout: float = 0.1,
     ) -> None:
         super().__init__()
         require_rate(dropout)
         layers: list[nn.Module] = []
         width, size = in_channels, image_size
-        for index, out in enumerate(channels):
+        for index, out in enumerate(self.channels):
             layers.append(nn.Conv2d(width, out, 3, padding=1))
             if dropout:
                 layers.append(nn.Dropout(dropout))
             layers.append(nn.MaxPool2d(2))
-            if index < len(channels) - 1:
+            if index < len(self.channels) - 1:
                 layers.append(nn.ReLU())
             width, size = out, size // 2
         self.features = nn.Sequential(*layers)
@@ -40,24 +41,10 @@ class _PlainCNN(nn.Module):
 class SmallCNN(_PlainCNN):
     """Channels 16, 32, 32: 19,466 parameters for 32×32 colour images and ten classes."""
 
-    def __init__(
-        self,
-        num_classes: int = 10,
-        in_channels: int = 3,
-        image_size: int = 32,
-        dropout: float = 0.1,
-    ) -> None:
-        super().__init__((16, 32, 32), num_classes, in_channels, image_size, dropout)
+    channels = (16, 32, 32)
 
 
 class MediumCNN(_PlainCNN):
     """Channels 64, 128, 256, 256: 971,146 parameters for 32×32 colour images and ten classes."""
 
-    def __init__(
-        self,
-        num_classes: int = 10,
-        in_channels: int = 3,
-        image_size: int = 32,
-        dropout: float = 0.1,
-    ) -> None:
-        super().__init__((64, 128, 256, 256), num_classes, in_channels, image_size, dropout)
+    channels = (64, 128, 256, 256)

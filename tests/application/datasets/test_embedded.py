@@ -53,7 +53,7 @@ def test_digits_without_validation_and_too_many():
     assert torch.equal(split.train.inputs, torch.cat([usual.train.inputs, usual.validation.inputs]))
     with pytest.raises(InputError, match="leave nothing of 1443 digits"):
         digits(num_train=1443)
-    with pytest.raises(InputError, match="num_train must be a whole number from 1, got 0"):
+    with pytest.raises(InputError, match="num_train must be a whole number of at least 1, got 0"):
         digits(num_train=0)
 
 

@@ -76,7 +76,7 @@ def test_the_last_images_validate_and_the_first_are_trained_on(cifar):
     assert split.validation.augment == split.test.augment == ()
     with pytest.raises(InputError, match="num_train=8 and num_validation=3 are more than the 10"):
         cifar10(cifar, num_validation=3, num_train=8)
-    with pytest.raises(InputError, match=r"num_train must be a whole number from 1, got '8'"):
+    with pytest.raises(InputError, match=r"num_train must be a whole number of at least 1, got '8'"):
         cifar10(cifar, num_train="8")
 
 

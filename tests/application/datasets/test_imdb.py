@@ -77,7 +77,9 @@ def test_a_part_of_the_training_set_without_validation(tmp_path):
 
 @pytest.mark.parametrize(("option", "value"), [("vocabulary", 2), ("length", 0)])
 def test_options_out_of_range_are_named(folder, option, value):
-    with pytest.raises(InputError, match=f"{option} must be a whole number from .*, got {value}"):
+    with pytest.raises(
+        InputError, match=rf"{option} must be a whole number (from|of at least) .*, got {value}"
+    ):
         imdb(folder, **{option: value})
 
 

@@ -170,7 +170,7 @@ def test_integer_classes_are_sorted_as_numbers(tmp_path):
         ("a,b\n1,2\n2,3\n", {"drop": ["c"]}, "Unknown column to drop"),
         ("a,b\n1,2\n2,3\n", {"drop": ["b"]}, "needs a target and at least one feature"),
         ("a,b\n1,2\n2,3\n", {"task": "ranking"}, "task='ranking': allowed are"),
-        ("a,b\n1,2\n2,3\n", {"splits": 0}, "splits must be a whole number from 1"),
+        ("a,b\n1,2\n2,3\n", {"splits": 0}, "splits must be a whole number of at least 1"),
         ("a,b\n1,2\n2,3\n", {"test_share": 1.5}, "test_share must lie between 0 and 1, got 1.5"),
         ("a,b\n1,2\n2,3\n", {"test_share": 0.01}, "of the 2 examples .* gives 0 test examples"),
         ("a,b\n1,2\n2,3\n", {"test_share": 0.5, "num_validation": 1}, "leave nothing of 2 to train on"),

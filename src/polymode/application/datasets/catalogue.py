@@ -70,7 +70,7 @@ def _uci(name: str, summary: str, expected: Expected) -> DataSet:
     )
 
 
-def _unpack(archives: Sequence[Download], folder: Path) -> None:
+def _extract_all(archives: Sequence[Download], folder: Path) -> None:
     for archive in archives:
         extract(folder / archive.file, folder)
 
@@ -134,7 +134,7 @@ _SETS = (
             first_test=(3, 8, 8, 0, 6),
         ),
         images.CIFAR10_DOWNLOADS,
-        partial(_unpack, images.CIFAR10_DOWNLOADS),
+        partial(_extract_all, images.CIFAR10_DOWNLOADS),
         images.CIFAR10_FILES,
         "60,000 colour images of 32×32 pixels, 10 classes; 170 MB to download",
     ),
@@ -152,7 +152,7 @@ _SETS = (
             first_test=(3, 8, 8, 0, 6),
         ),
         cifar10_shifted.DOWNLOADS,
-        partial(_unpack, cifar10_shifted.DOWNLOADS),
+        partial(_extract_all, cifar10_shifted.DOWNLOADS),
         cifar10_shifted.FILES,
         "CIFAR-10 and four corruptions of its test images (CIFAR-10-C); 3.1 GB to download",
     ),
@@ -170,7 +170,7 @@ _SETS = (
             first_test=(49, 33, 72, 51, 71),
         ),
         images.CIFAR100_DOWNLOADS,
-        partial(_unpack, images.CIFAR100_DOWNLOADS),
+        partial(_extract_all, images.CIFAR100_DOWNLOADS),
         images.CIFAR100_FILES,
         "60,000 colour images of 32×32 pixels, 100 classes; 169 MB to download",
     ),

@@ -15,8 +15,10 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from polymode.errors import InputError, require
 
@@ -77,42 +79,45 @@ def fetch(download: Download, folder: Path | str, *, progress: Progress | None =
     target = (Path(folder) / download.file).absolute()
     if target.is_file() and _checksum_of(target, download) == download.checksum:
         return target
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _download(download, partial, target, progress)
-        os.replace(partial, target)
-    except OSError as error:  # what goes wrong with the network is an InputError by now
-        raise InputError(
-            f"{target} cannot be written ({error.strerror or error}). Free some space there, or set "
-            "POLYMODE_DATA to another folder."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
-    return target
-
-
-def _download(download: Download, partial: Path, target: Path, progress: Progress | None) -> None:
-    digest = _digest(download)
-    done = 0
-    with open(partial, "wb") as file:
-        for block, total in _blocks(download, target):
+    with whole_file(target) as file:  # what goes wrong with the network is no OSError, but an InputError
+        digest = _new_digest(download)
+        done = 0
+        for block, total in _received(download, target):
             file.write(block)
             digest.update(block)
             done += len(block)
             if progress is not None:
                 progress(done, total)
-        file.flush()
-        os.fsync(file.fileno())
-    seen = f"{digest.name}:{digest.hexdigest()}"
-    require(
-        seen == download.checksum,
-        f"{download.address} has the checksum {seen}, expected was {download.checksum}; it was not kept. Try "
-        f"again, or place the right file as {target}.",
-    )
+        seen = f"{digest.name}:{digest.hexdigest()}"
+        require(
+            seen == download.checksum,
+            f"{download.address} has the checksum {seen}, expected was {download.checksum}; it was not kept. "
+            f"Try again, or place the right file as {target}.",
+        )
+    return target
 
 
-def _blocks(download: Download, target: Path) -> Iterator[tuple[bytes, int | None]]:
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that is at its place once all went well, and nowhere otherwise."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be written ({error.strerror or error}). Free some space there, or set "
+            "POLYMODE_DATA to another folder."
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _received(download: Download, target: Path) -> Iterator[tuple[bytes, int | None]]:
     """Blocks of the file and its stated length; every failure of the network is an ``InputError``."""
     request = urllib.request.Request(download.address, headers={"User-Agent": "polymode"})
     done, total = 0, None
@@ -142,12 +147,12 @@ def _not_fetched(download: Download, target: Path, reason: str) -> InputError:
     )
 
 
-def _digest(download: Download):
+def _new_digest(download: Download):
     return hashlib.new(download.checksum.partition(":")[0], usedforsecurity=False)
 
 
 def _checksum_of(path: Path, download: Download) -> str:
-    digest = _digest(download)
+    digest = _new_digest(download)
     with open(path, "rb") as file:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)

@@ -12,7 +12,7 @@ from torch import Tensor
 from polymode.application.datasets.tables import share_of, shuffled_parts, table_split
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task
-from polymode.errors import InputError, require
+from polymode.errors import InputError, require, require_whole
 
 KNOWN_DIGITS = 8
 TEST_SHARE = 0.2
@@ -29,7 +29,7 @@ def digits(num_train: int = 1000, num_validation: int = 100, batch_size: int = 5
     images = torch.as_tensor(bundle.images, dtype=torch.float32)[:, None] / 16
     labels = torch.as_tensor(bundle.target, dtype=torch.int64)
     known = (labels < KNOWN_DIGITS).nonzero()[:, 0]
-    num_test = len(known) - _count("num_train", num_train) - num_validation
+    num_test = len(known) - require_whole("num_train", num_train) - num_validation
     require(
         num_test >= 1,
         f"num_train={num_train} and num_validation={num_validation} leave nothing of {len(known)} digits to "
@@ -68,7 +68,7 @@ def two_moons(num_train: int = 300, noise: float = 0.2, batch_size: int = 50) ->
     """Two interleaved half circles with Gaussian noise; foreign points lie in a ring far around them."""
     require(isinstance(noise, int | float) and noise >= 0, f"noise must be a number from 0, got {noise!r}.")
     generator = torch.Generator().manual_seed(0)
-    train = _moons(_count("num_train", num_train), noise, generator)
+    train = _moons(require_whole("num_train", num_train), noise, generator)
     test = _moons(NUM_TEST_POINTS, noise, generator)
     split = table_split(
         train, test, batch_size=batch_size, columns=("x", "y"), target="moon", classes=("upper", "lower")
@@ -97,7 +97,7 @@ def _moons(number: int, noise: float, generator: torch.Generator) -> tuple[Tenso
 def gap_regression(num_train: int = 100, batch_size: int = 50) -> Task:
     """A curve, sin(1.5 x) + x / 4, with noise: trained on [-4, -1] and [1.5, 4], tested on [-5, 5]."""
     generator = torch.Generator().manual_seed(0)
-    place = torch.rand(_count("num_train", num_train), generator=generator, dtype=torch.float64)
+    place = torch.rand(require_whole("num_train", num_train), generator=generator, dtype=torch.float64)
     (left, left_end), (right, right_end) = GAP_REGIONS
     place = left + place * (left_end - left + right_end - right)
     train = torch.where(place < left_end, place, place + right - left_end)
@@ -142,11 +142,6 @@ def _bundled(name: str, bundle: Any, batch_size: int) -> Task:
         num_outputs=len(classes) or 1,
         model_options={"hidden": [50]},
     )
-
-
-def _count(what: str, value: int) -> int:
-    require(isinstance(value, int) and value >= 1, f"{what} must be a whole number from 1, got {value!r}.")
-    return value
 
 
 def _sklearn_datasets() -> Any:

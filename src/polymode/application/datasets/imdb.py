@@ -6,7 +6,6 @@ The reader takes ``imdb/train.jsonl.gz`` and ``imdb/test.jsonl.gz``, one {"text"
 
 import gzip
 import json
-import os
 import re
 import tarfile
 import zlib
@@ -18,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.application.datasets.downloads import Download, missing_file
+from polymode.application.datasets.downloads import Download, missing_file, whole_file
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, training_parts
-from polymode.errors import InputError, require
+from polymode.errors import InputError, require, require_whole
 
 DOWNLOADS = (
     Download(
@@ -58,18 +57,16 @@ def imdb(
         f"vocabulary must be a whole number from {FIRST_WORD + 1} (padding, unknown and words), got "
         f"{vocabulary!r}.",
     )
-    require(isinstance(length, int) and length >= 1, f"length must be a whole number from 1, got {length!r}.")
+    require_whole("length", length)
     texts, labels = read_reviews(folder, "train")
     first, last = training_parts(len(texts), num_train, num_validation)
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(0))
     train, validation = order[first], order[last]
     words = [_words(texts[row]) for row in train.tolist()]
-    numbers = _numbered(words, vocabulary)
+    numbers = _numbers_of_words(words, vocabulary)
 
     def data(some_words: Iterable[list[str]], targets: Tensor) -> ArrayData:
-        return ArrayData(
-            _sequences(some_words, numbers, length, len(targets)), targets, batch_size=batch_size
-        )
+        return ArrayData(_padded(some_words, numbers, length, len(targets)), targets, batch_size=batch_size)
 
     test_texts, test_labels = read_reviews(folder, "test")
     split = Split(
@@ -145,33 +142,15 @@ def convert_archive(archive: Path | str, folder: Path | str) -> None:
             for label, value in LABELS.items()
             for _, text in sorted(reviews[part, label].items())
         ]
-        _write_whole(Path(folder) / "imdb" / f"{part}.jsonl.gz", "".join(lines).encode())
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write under another name and rename, so that a file is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(gzip.compress(content, compresslevel=6, mtime=0))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be written ({error.strerror or error}). Free some space there, or set "
-            "POLYMODE_DATA to another folder."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        with whole_file(Path(folder) / "imdb" / f"{part}.jsonl.gz") as file:
+            file.write(gzip.compress("".join(lines).encode(), compresslevel=6, mtime=0))
 
 
 def _words(text: str) -> list[str]:
     return WORD.findall(text.lower().replace("<br />", " "))
 
 
-def _numbered(reviews: Iterable[list[str]], vocabulary: int) -> dict[str, int]:
+def _numbers_of_words(reviews: Iterable[list[str]], vocabulary: int) -> dict[str, int]:
     """Numbers of the most frequent words; equally frequent ones in alphabetical order."""
     counts: Counter[str] = Counter()
     for words in reviews:
@@ -180,7 +159,7 @@ def _numbered(reviews: Iterable[list[str]], vocabulary: int) -> dict[str, int]:
     return {word: rank for rank, word in enumerate(ranked[: vocabulary - FIRST_WORD], FIRST_WORD)}
 
 
-def _sequences(
+def _padded(
     reviews: Iterable[Sequence[str]], numbers: dict[str, int], length: int, num_reviews: int
 ) -> Tensor:
     rows = np.full((num_reviews, length), PADDING, dtype=np.int64)

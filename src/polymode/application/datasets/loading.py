@@ -102,7 +102,7 @@ def load_inputs_for_ood(spec: str, task: Task, folder: Path | str | None = None)
         inputs, _ = characters.read_text(path, ready)
     else:
         inputs = _foreign_inputs(load_task(spec, {}, folder), ready, task)
-    _check_same_shape(inputs, spec, task)
+    _check_task_shape(inputs, spec, task)
     return ArrayData(
         inputs, torch.zeros(len(inputs), dtype=torch.int64), batch_size=task.splits[0].train.batch_size
     )
@@ -169,11 +169,11 @@ def _foreign_inputs(other: Task, ready: Preprocessing, task: Task) -> Tensor:
         f"The inputs of {other.name} are several arrays; foreign data for {task.name} must be one.",
     )
     inputs = torch.cat(parts)
-    _check_same_shape(inputs, other.name, task)
+    _check_task_shape(inputs, other.name, task)
     return ready.inputs(other.splits[0].preprocessing.raw(inputs))
 
 
-def _check_same_shape(inputs: Tensor, name: str, task: Task) -> None:
+def _check_task_shape(inputs: Tensor, name: str, task: Task) -> None:
     seen, expected = inputs.shape[1:], task.example_shape
     require(
         seen == expected,

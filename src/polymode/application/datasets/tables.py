@@ -25,7 +25,7 @@ from polymode.application.datasets.columns import (
 )
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, mean_and_scale, standardised
-from polymode.errors import InputError, require, unknown_name
+from polymode.errors import InputError, require, require_whole, unknown_name
 
 SUFFIXES = (*SEPARATORS, ".parquet", ".npz")
 TASK_KINDS = ("classification", "regression")
@@ -58,7 +58,7 @@ def table(
     require(
         task is None or task in TASK_KINDS, f"task={task!r}: allowed are {', '.join(map(repr, TASK_KINDS))}."
     )
-    require(isinstance(splits, int) and splits >= 1, f"splits must be a whole number from 1, got {splits!r}.")
+    require_whole("splits", splits)
     if path.suffix.lower() == ".npz":
         inputs, raw, columns, name, own_test = npz_parts(path, target, drop)
     else:
@@ -197,10 +197,7 @@ def shuffled_parts(
     num_examples: int, num_test: int, num_validation: int, seed: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows to train on, to validate on and to test on, in the order of a permutation fixed by the seed."""
-    require(
-        isinstance(num_validation, int) and num_validation >= 0,
-        f"num_validation must be a whole number from 0, got {num_validation!r}.",
-    )
+    require_whole("num_validation", num_validation, 0)
     num_train = num_examples - num_test - num_validation
     require(
         num_train >= 1,

@@ -35,5 +35,13 @@ def imports_are_unlimited():
 
 
 @pytest.fixture
+def float64():
+    """Networks and tensors of double precision, where a comparison has to be sharp."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)

@@ -65,9 +65,14 @@ def test_perturbed_data_changes_members_but_not_their_anchors():
     assert any(not torch.allclose(t, perturbed[n]) for n, t in plain.items())
 
 
-def test_budget():
-    method, epochs = Anchored(num_members=2).for_budget(200)
-    assert (method.num_members, epochs) == (2, 100)
+@pytest.mark.parametrize("num_members", [1, 5])
+def test_a_budget_is_divided_among_the_members_and_spent(num_members):
+    method = Anchored(num_members, FanIn(), begin_at="anchor", optimizer=STILL)
+    assert method.for_budget(1000) == (method, 1000 / num_members)
+    sized, epochs = method.for_budget(2 * num_members)
+    posterior = pm.fit(sized, network, data(), likelihood="categorical", epochs=epochs, progress=False)
+    assert posterior.record["member_epochs"] == 2 * num_members
+    assert posterior.num_members == num_members
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,6 @@ from polymode.networks.members import Members, forward_members, stack
 from polymode.networks.surgery import batch_norms, reinitialised, tensors_of
 
 
-@pytest.fixture
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def count(module, keep=lambda name: True):
     return sum(p.numel() for name, p in module.named_parameters() if keep(name))
 

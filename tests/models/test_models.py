@@ -29,13 +29,6 @@ from polymode.networks.members import forward_members, stack
 from polymode.networks.surgery import normalisation_and_bias_names, reinitialised, tensors_of
 
 
-@pytest.fixture
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def count(module, keep=lambda name: True):
     return sum(p.numel() for name, p in module.named_parameters() if keep(name))
 
@@ -74,13 +67,59 @@ def test_resnet20_convolutions_and_classifier():
     assert kept == 268_346
 
 
-@pytest.mark.parametrize("make", [SmallCNN, MediumCNN, resnet20, resnet20_frn, AlexNet])
-def test_images_become_logits_that_depend_on_them(make):
-    module = make().eval()
-    images = torch.randn(4, 3, 32, 32)
-    logits = module(images)
-    assert logits.shape == (4, 10)
-    assert not torch.allclose(logits[0], logits[1])
+@pytest.mark.parametrize(("make", "num_layers"), [(SmallCNN, 3), (MediumCNN, 4)])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_plain_cnns_are_their_definition(make, num_layers, dropout, float64):
+    """Convolution, 2×2 maximum, ReLU; no ReLU behind the last; dropout acts in training only."""
+    module = make(7, 2, 16, dropout).eval()
+    *convolutions, head = (part for part in module.modules() if isinstance(part, nn.Conv2d | nn.Linear))
+    assert len(convolutions) == num_layers
+    images = torch.randn(3, 2, 16, 16)
+    out = images
+    for index, layer in enumerate(convolutions):
+        out = F.max_pool2d(F.conv2d(out, layer.weight, layer.bias, padding=1), 2)
+        out = F.relu(out) if index < num_layers - 1 else out
+    torch.testing.assert_close(module(images), F.linear(out.flatten(1), head.weight, head.bias))
+
+
+def test_resnet20_frn_is_its_definition(float64):
+    """The stem, nine blocks (their padding is tested below), the mean over all pixels, a linear layer."""
+    module = resnet20_frn(7)
+    for part in module.modules():
+        if isinstance(part, FilterResponseNorm):
+            for parameter in part.parameters():
+                nn.init.normal_(parameter)
+    images = torch.randn(2, 3, 8, 8)
+    stem = F.conv2d(images, module.conv.weight, module.conv.bias, padding=1)
+    out = F.silu(_filter_response_norm(stem, *module.norm.parameters()))
+    for index, block in enumerate(module.blocks):
+        padded = F.pad(out, (0, 1, 0, 1) if index in (3, 6) else (1, 1, 1, 1))
+        inner = F.conv2d(padded, block.conv1.weight, block.conv1.bias, stride=2 if index in (3, 6) else 1)
+        inner = F.silu(_filter_response_norm(inner, *block.norm1.parameters()))
+        inner = F.conv2d(inner, block.conv2.weight, block.conv2.bias, padding=1)
+        if index in (3, 6):
+            out = F.conv2d(out, block.shortcut[0].weight, block.shortcut[0].bias, stride=2)
+            out = _filter_response_norm(out, *block.shortcut[1].parameters())
+        out = F.silu(_filter_response_norm(inner, *block.norm2.parameters()) + out)
+    head = module.classifier
+    torch.testing.assert_close(module(images), F.linear(out.mean((2, 3)), head.weight, head.bias))
+
+
+@pytest.mark.parametrize("size", [16, 10])
+def test_alexnet_is_its_definition(size, float64):
+    module = AlexNet(7, 2, size)
+    layers = [part for part in module.modules() if isinstance(part, nn.Conv2d | nn.Linear)]
+    convolutions, dense = layers[:5], layers[5:]
+    images = torch.randn(3, 2, size, size)
+    out = images
+    for layer in convolutions[:2]:
+        out = F.max_pool2d(F.silu(F.conv2d(out, layer.weight, layer.bias, padding=1)), 2)
+    for layer in convolutions[2:]:
+        out = F.silu(F.conv2d(F.pad(out, (0, 1, 0, 1)), layer.weight, layer.bias))
+    out = out.flatten(1)
+    for layer in dense[:2]:
+        out = F.silu(F.linear(out, layer.weight, layer.bias))
+    torch.testing.assert_close(module(images), F.linear(out, dense[2].weight, dense[2].bias))
 
 
 def test_names_without_decay():

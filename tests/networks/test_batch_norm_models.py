@@ -22,13 +22,6 @@ IMAGES = {
 }
 
 
-@pytest.fixture
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def count(module):
     return sum(parameter.numel() for parameter in module.parameters())
 
@@ -97,6 +90,25 @@ def test_resnet18_is_its_definition(size, float64):
                 out = normalised(t, f"{name}.downsample.1", out)
             out = F.relu(inner + out)
     expected = F.linear(F.adaptive_avg_pool2d(out, 1).flatten(1), t["fc.weight"], t["fc.bias"])
+    torch.testing.assert_close(module(images), expected)
+
+
+@pytest.mark.parametrize("size", [16, 9])
+def test_resnet20_is_its_definition(size, float64):
+    module = lived(resnet20(7))
+    t = module.state_dict()
+    images = torch.randn(2, 3, size, size)
+    out = F.relu(normalised(t, "bn", F.conv2d(images, t["conv.weight"], padding=1)))
+    for index in range(9):
+        name, stride = f"blocks.{index}", 2 if index in (3, 6) else 1
+        inner = F.conv2d(out, t[f"{name}.conv1.weight"], stride=stride, padding=1)
+        inner = F.relu(normalised(t, f"{name}.bn1", inner))
+        inner = normalised(t, f"{name}.bn2", F.conv2d(inner, t[f"{name}.conv2.weight"], padding=1))
+        if stride == 2:
+            out = F.conv2d(out, t[f"{name}.downsample.0.weight"], stride=2)
+            out = normalised(t, f"{name}.downsample.1", out)
+        out = F.relu(inner + out)
+    expected = F.linear(out.mean((2, 3)), t["classifier.weight"], t["classifier.bias"])
     torch.testing.assert_close(module(images), expected)
 
 

@@ -17,6 +17,7 @@ from contract.registry import SMALL, accepts
 from forks import fork
 from polymode.errors import CheckpointError, InputError
 from polymode.methods import METHODS
+from polymode.storage import checksum, read_document
 
 
 def network_for(method: str) -> str:
@@ -173,7 +174,11 @@ def test_a_damaged_manifest_falls_back_too_and_checkpoints_go_on(tmp_path):
 
 def test_newest_and_predecessor_are_kept(tmp_path):
     interrupted(tmp_path / "run")
-    assert len(list((tmp_path / "run" / "checkpoint").glob("state-*"))) == 2
+    folder = tmp_path / "run" / "checkpoint"
+    documents = [read_document(folder / f"{name}.json", "checkpoint") for name in ("previous", "checkpoint")]
+    stored = sorted(folder.glob("state-*"))  # named by the numbers of their steps
+    assert [path.name for path in stored] == [document["tensors"] for document in documents]
+    assert [checksum(path) for path in stored] == [document["checksum"] for document in documents]
 
 
 @pytest.mark.parametrize("case", ["convolution", "batch_norm_and_dropout", "lstm"])

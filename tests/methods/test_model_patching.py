@@ -1,6 +1,7 @@
 """EMP, ECMP and DropConnect against Algorithm 1 written by hand, and the options of the methods."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -115,11 +116,17 @@ def test_training_is_algorithm_1(method, monkeypatch):
 
 
 def test_only_the_drawn_component_of_a_layer_is_trained():
-    posterior = fit(EMP(num_components=4, optimizer=SGD, spread=0.0), data=data(8), epochs=1)
-    [chain] = posterior.chains
-    scale = chain[COMPONENTS + "1.weight"]
-    moved = [k for k in range(4) if not torch.equal(scale[k], torch.ones(6).double())]
-    assert len(moved) == 1
+    """One step: of each layer one component of all its tensors has moved, and no other has."""
+    method = EMP(num_components=4, optimizer=SGD, spread=0.0)
+    [chain] = fit(method, data=data(8), epochs=1).chains
+    [begun] = fit(replace(method, optimizer=pm.Optimizer("SGD", lr=1e-30)), data=data(8), epochs=1).chains
+    for layer in ("1", "3"):  # BatchNorm and the output
+        moved = [
+            [k for k in range(4) if not torch.allclose(chain[key][k], begun[key][k], rtol=0, atol=1e-15)]
+            for key in (f"{COMPONENTS}{layer}.weight", f"{COMPONENTS}{layer}.bias")
+        ]
+        assert len(moved[0]) == 1
+        assert moved[0] == moved[1]
 
 
 def test_every_component_has_its_own_running_statistics_when_asked(monkeypatch):

@@ -60,8 +60,14 @@ def test_files_without_a_structure_load_as_before(tmp_path):
     path = folder / "posterior.json"
     manifest = json.loads(path.read_text())
     del manifest["structure"], manifest[DIGEST]
+    same = pm.load_posterior(folder, net).predict(X).mean
     write_document(path, "posterior", manifest)
-    pm.load_posterior(folder, partial(net, nn.Tanh))
+    assert torch.equal(pm.load_posterior(folder, net).predict(X).mean, same)
+    loaded = pm.load_posterior(folder, partial(net, nn.Tanh))  # nothing says that it was another one
+    [members] = loaded.draw()
+    hidden = F.linear(X, members.stacked["0.weight"][0], members.stacked["0.bias"][0]).tanh()
+    outputs = F.linear(hidden, members.stacked["3.weight"][0], members.stacked["3.bias"][0])
+    torch.testing.assert_close(loaded.predict(X).mean, outputs.softmax(-1))
 
 
 class Spoken(nn.Module):

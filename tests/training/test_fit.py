@@ -18,6 +18,7 @@ from polymode.errors import InputError, NonFiniteLoss, NotCollapsible
 from polymode.methods import DeepEnsemble, Single
 from polymode.networks.adaptations import Adaptation, register_adaptation
 from polymode.networks.members import unstack
+from polymode.networks.surgery import tensors_of
 from polymode.seeds import derive_generator
 from polymode.training.contract import State
 from polymode.training.loop.validation import keep_better, take_best
@@ -568,10 +569,20 @@ def test_a_module_is_not_drawn_anew_without_a_word():
 @redrawn
 @pytest.mark.parametrize("name", ["batch_norm", "convolution", "lstm", "transformer"])
 def test_modules_are_drawn_anew_with_their_layers_rules(name):
+    """Member 0 is the module; the others are drawn as its layers draw: each its own, of the same spread."""
     case = BY_NAME[name]
-    posterior = quiet(DeepEnsemble(3), case.double_factory(), case.data(), case.likelihood, epochs=1)
-    for tensor in (t for n, t in weights_of(posterior).items() if n.endswith("weight") and t.ndim > 2):
-        assert not torch.allclose(tensor[1], tensor[2], atol=1e-3)
+    module = case.double_factory()
+    still = Single(optimizer=pm.Optimizer("SGD", lr=1e-12))
+    posterior = quiet(DeepEnsemble(3, of=still), module, case.data(), case.likelihood, epochs=1)
+    own = tensors_of(module)
+    for key, tensor in weights_of(posterior).items():
+        if key.endswith("weight") and tensor.ndim > 2:
+            torch.testing.assert_close(tensor[0], own[key])
+            assert not torch.allclose(tensor[1], tensor[2], atol=1e-3)
+            # Two samples of n: the ratio of their spreads is 1 within 1/√n at a kurtosis of up to 3.
+            error = 5 / own[key].numel() ** 0.5
+            for member in tensor[1:]:
+                assert float(member.std() / own[key].std()) == pytest.approx(1, abs=error), key
 
 
 def test_mixed_precision_runs_and_keeps_weights_in_full():

@@ -4,6 +4,7 @@ import csv
 import html
 import http.server
 import json
+import shutil
 import signal
 import threading
 import time
@@ -29,57 +30,98 @@ MOONS = ["--data", "two_moons", *SMALL]
 GAP = ["--data", "gap_regression", "--set", "model.hidden=[4]", "--likelihood", "fixed_gaussian"]
 
 
-def test_a_reference_is_made_judged_and_compared_with(tmp_path):
-    """Classes: what HMC predicts, the verdict about it, and the distance of methods to it."""
-    wide = ["--set", "hmc.prior_std=1.0", "--set", "hmc.num_samples=40"]
-    made = polymode(
-        "reference", *MOONS, *wide, "--passes", 1500, "--run", "hmc", "--out", "r.npz", cwd=tmp_path
-    )
+WIDE = ["--set", "hmc.prior_std=1.0", "--set", "hmc.num_samples=40", "--passes", 1500, "--run", "hmc"]
+JUDGED = [*MOONS, "--budget", 20, "--seeds", 2]
+JUDGED += ["--methods", "single,hmc", "--set", "all.prior_std=1.0", "--set", "hmc.num_samples=20"]
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory):
+    """A folder with a reference, r.npz, and what the command said that made it."""
+    folder = tmp_path_factory.mktemp("sampled")
+    return folder, polymode("reference", *MOONS, *WIDE, "--out", "r.npz", cwd=folder)
+
+
+@pytest.fixture(scope="module")
+def judged(sampled):
+    """That folder with a comparison in out/, judged without the reference and then by it."""
+    folder, _ = sampled
+    plain = polymode("compare", *JUDGED, "--run", "out", cwd=folder)
+    page = (folder / "out/report.html").read_text()
+    by_reference = polymode("compare", *JUDGED, "--run", "out", "--reference", "r.npz", cwd=folder)
+    return folder, (plain.stdout, page), by_reference
+
+
+def floor_of(folder):
+    """The reference's noise floor, and how it is told."""
+    floor = Reference.load(folder / "r.npz").noise_floor
+    return floor, f"agreement {floor['agreement']:.4f}, TV {floor['total_variation']:.4f}"
+
+
+def beside(folder):
+    return f"noise floor of the reference: {floor_of(folder)[1]} between halves of its own chains"
+
+
+def test_a_reference_of_classes_is_made_with_a_verdict_and_its_noise_floor(sampled):
+    folder, made = sampled
     assert "fit as a reference   yes" in made.stdout
     assert "120" in made.stdout  # samples of three chains
-    floor = Reference.load(tmp_path / "r.npz").noise_floor
+    floor, told = floor_of(folder)
     assert 0.5 < floor["agreement"] <= 1
     assert 0 < floor["total_variation"] < 0.2
-    told = f"agreement {floor['agreement']:.4f}, TV {floor['total_variation']:.4f}"
     assert told in made.stdout
-    assert (tmp_path / "r.npz").exists()
-    shown = polymode("reference", "--show", "r.npz", cwd=tmp_path).stdout
+
+
+def test_a_reference_is_shown(sampled):
+    folder, _ = sampled
+    shown = polymode("reference", "--show", "r.npz", cwd=folder).stdout
     assert "1000 × 2" in shown
     assert "two_moons" in shown
-    assert told in " ".join(shown.split())
-    again = polymode(
-        "reference", *MOONS, *wide, "--passes", 1500, "--run", "hmc", "--out", "s.npz", cwd=tmp_path
-    )
-    assert "read back" in again.stderr  # not sampled again
-    first, second = (np.load(tmp_path / name)["probabilities"] for name in ("r.npz", "s.npz"))
+    assert floor_of(folder)[1] in " ".join(shown.split())
+
+
+def test_the_same_reference_is_not_sampled_again(sampled):
+    folder, _ = sampled
+    again = polymode("reference", *MOONS, *WIDE, "--out", "s.npz", cwd=folder)
+    assert "read back" in again.stderr
+    first, second = (np.load(folder / name)["probabilities"] for name in ("r.npz", "s.npz"))
     np.testing.assert_allclose(first, second, atol=1e-6)
 
-    options = [*MOONS, "--budget", 20, "--seeds", 2, "--run", "out"]
-    methods = ["--methods", "single,hmc", "--set", "all.prior_std=1.0", "--set", "hmc.num_samples=20"]
-    plain = polymode("compare", *options, *methods, cwd=tmp_path)
-    assert "TV" not in plain.stdout
-    assert "halves" not in plain.stdout + (tmp_path / "out/report.html").read_text()
-    # The same runs, judged again.
-    compared = polymode("compare", *options, *methods, "--reference", "r.npz", cwd=tmp_path)
+
+def test_a_comparison_without_a_reference_has_no_word_of_one(judged):
+    _, (said, page), _ = judged
+    assert "TV" not in said
+    assert "halves" not in said + page
+
+
+def test_a_comparison_is_judged_again_by_a_reference(judged):
+    folder, _, compared = judged
     assert "agreement ↑" in compared.stdout
     assert "TV ↓" in compared.stdout
-    beside = f"noise floor of the reference: {told} between halves of its own chains"
-    assert beside in compared.stdout
-    assert beside[1:] in html.unescape((tmp_path / "out/report.html").read_text())  # a sentence there
-    assert json.loads((tmp_path / "out/results.json").read_text())["noise_floor"] == floor
-    with (tmp_path / "out/replicates.csv").open() as file:
+    assert beside(folder) in compared.stdout
+    assert beside(folder)[1:] in html.unescape((folder / "out/report.html").read_text())  # a sentence there
+    assert json.loads((folder / "out/results.json").read_text())["noise_floor"] == floor_of(folder)[0]
+    with (folder / "out/replicates.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 4
     assert all(0 < float(row["agreement"]) <= 1 and 0 < float(row["total_variation"]) < 1 for row in rows)
-    evaluated = polymode("evaluate", "out/single", "--reference", "r.npz", cwd=tmp_path)
+
+
+def test_a_run_is_evaluated_by_a_reference(judged):
+    folder, _, _ = judged
+    evaluated = polymode("evaluate", "out/single", "--reference", "r.npz", cwd=folder)
     assert "total variation distance to the reference" in evaluated.stdout
-    assert beside in evaluated.stdout
-    foreign = polymode("evaluate", "out/single", "--reference", "r.npz:probabilities", cwd=tmp_path)
+    assert beside(folder) in evaluated.stdout
+    foreign = polymode("evaluate", "out/single", "--reference", "r.npz:probabilities", cwd=folder)
     assert "the reference's own noise floor is not known" in foreign.stdout
-    other = [*options[:-2], "--set", "data.noise=0.5", "--run", "other", *methods]
-    refused = polymode("compare", *other, "--reference", "r.npz", cwd=tmp_path, code=1)
+
+
+def test_a_reference_about_other_points_is_refused_before_training(sampled):
+    folder, _ = sampled
+    other = [*JUDGED, "--set", "data.noise=0.5", "--run", "other", "--reference", "r.npz"]
+    refused = polymode("compare", *other, cwd=folder, code=1)
     assert "about other test points" in refused.stderr
-    assert not (tmp_path / "other").exists()  # nothing was trained
+    assert not (folder / "other").exists()
 
 
 def test_a_sample_that_has_not_mixed_is_no_reference_unless_forced(tmp_path):
@@ -112,64 +154,99 @@ def test_a_sample_that_has_not_mixed_is_no_reference_unless_forced(tmp_path):
 # --- compare -----------------------------------------------------------------------------------------
 
 
-def test_compare_prints_tables_and_writes_everything(tmp_path):
-    moons = [*MOONS, "--backend", "loop"]  # what is measured may be another one in the run that is repeated
-    two = ["--methods", "single,deep_ensemble"]
-    command = ["compare", *moons, *two, "--budget", 10, "--seeds", 2, "--run", "out"]
-    result = polymode_process(*command, cwd=tmp_path)
-    assert "gain over single, and price" in result.stdout
-    assert "out/report.html" in result.stdout
-    assert "two_moons: 2 classes (upper, lower) of 'moon', 100 to train on, 1000 to test on" in result.stderr
-    assert "single: begins, 10 epochs" in result.stderr  # plain lines, as there is no terminal
-    assert "\x1b" not in result.stdout + result.stderr
-    out = tmp_path / "out"
-    content = json.loads((out / "results.json").read_text())
-    rows = {row["method"]: row for row in content["rows"]}
+# What is measured may be another backend in the run that is repeated.
+COMPARED = ["compare", *MOONS, "--backend", "loop", "--seeds", 2]
+TWO = [*COMPARED, "--methods", "single,deep_ensemble", "--budget", 10, "--run", "out"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A folder with a comparison of two methods in out/, and what the command said."""
+    folder = tmp_path_factory.mktemp("compared")
+    return folder, polymode_process(*TWO, cwd=folder)
+
+
+def rows_of(folder):
+    return {row["method"]: row for row in json.loads((folder / "out/results.json").read_text())["rows"]}
+
+
+def replicates_of(folder):
+    with (folder / "out/replicates.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_compare_says_what_it_does(compared):
+    _, said = compared
+    assert "gain over single, and price" in said.stdout
+    assert "out/report.html" in said.stdout
+    assert "two_moons: 2 classes (upper, lower) of 'moon', 100 to train on, 1000 to test on" in said.stderr
+    assert "single: begins, 10 epochs" in said.stderr  # plain lines, as there is no terminal
+    assert "\x1b" not in said.stdout + said.stderr
+
+
+def test_methods_are_compared_at_one_price(compared):
+    rows = rows_of(compared[0])
     assert rows["single"]["member_epochs"] == rows["deep_ensemble"]["member_epochs"] == 10
     assert rows["deep_ensemble"]["epochs"] == 2
-    assert (
-        rows["deep_ensemble"]["parameters"] == 5 * rows["single"]["parameters"] == 5 * (2 * 8 + 8 + 8 * 2 + 2)
-    )
-    with (out / "replicates.csv").open() as file:
-        replicates = list(csv.DictReader(file))
+    one = 2 * 8 + 8 + 8 * 2 + 2
+    assert (rows["single"]["parameters"], rows["deep_ensemble"]["parameters"]) == (one, 5 * one)
+
+
+def test_tables_of_a_comparison_are_means_and_errors_of_its_replicates(compared):
+    folder, _ = compared
+    replicates = replicates_of(folder)
     assert [(r["method"], r["seed"]) for r in replicates] == [
-        ("single", "0"),
-        ("single", "1"),
-        ("deep_ensemble", "0"),
-        ("deep_ensemble", "1"),
+        (method, seed) for method in ("single", "deep_ensemble") for seed in ("0", "1")
     ]
-    values = [float(r["nll"]) for r in replicates if r["method"] == "single"]
-    assert rows["single"]["nll"] == pytest.approx(np.mean(values))
-    assert rows["single"]["nll_se"] == pytest.approx(np.std(values, ddof=1) / np.sqrt(2))
-    with (out / "results.csv").open() as file:
-        assert float(next(csv.DictReader(file))["nll"]) == pytest.approx(np.mean(values))
-    # The same command reads back; another method joins; another budget is refused.
-    before = (out / "single/manifest.json").stat().st_mtime_ns
-    again = polymode(*command, "--quiet", cwd=tmp_path)
-    assert again.stdout.splitlines()[3:5] == result.stdout.splitlines()[3:5]
+    with (folder / "out/results.csv").open() as file:
+        table = {row["method"]: row for row in csv.DictReader(file)}
+    for method, row in rows_of(folder).items():
+        values = [float(r["nll"]) for r in replicates if r["method"] == method]
+        assert row["nll"] == pytest.approx(np.mean(values))
+        assert row["nll_se"] == pytest.approx(np.std(values, ddof=1) / np.sqrt(2))
+        assert float(table[method]["nll"]) == pytest.approx(np.mean(values))
+
+
+def test_the_same_comparison_is_read_back(compared):
+    folder, said = compared
+    manifest = folder / "out/single/manifest.json"
+    before = manifest.stat().st_mtime_ns
+    again = polymode(*TWO, "--quiet", cwd=folder)
+    assert again.stdout.splitlines()[3:5] == said.stdout.splitlines()[3:5]
     assert again.stderr == ""
-    assert (out / "single/manifest.json").stat().st_mtime_ns == before
-    joined = polymode(
-        *("compare", *moons, "--budget", 10, "--seeds", 2, "--run", "out", "--methods", "pair=deep_ensemble"),
-        *("--json", "--quiet"),
-        cwd=tmp_path,
-    )
-    assert [row["method"] for row in json.loads(joined.stdout)["rows"]] == ["single", "deep_ensemble", "pair"]
-    other = polymode(
-        "compare", *moons, "--budget", 20, "--seeds", 2, "--run", "out", "--quiet", cwd=tmp_path, code=1
-    )
+    assert manifest.stat().st_mtime_ns == before
+
+
+def test_another_method_joins_a_comparison(compared, tmp_path):
+    shutil.copytree(compared[0], tmp_path, dirs_exist_ok=True)
+    pair = [*COMPARED, "--budget", 10, "--run", "out", "--methods", "pair=deep_ensemble", "--json", "--quiet"]
+    rows = json.loads(polymode(*pair, cwd=tmp_path).stdout)["rows"]
+    assert [row["method"] for row in rows] == ["single", "deep_ensemble", "pair"]
+    assert rows[2]["nll"] == rows[1]["nll"]  # the same seeds under another label
+
+
+def test_another_budget_is_another_comparison(compared):
+    other = polymode(*COMPARED, "--budget", 20, "--run", "out", "--quiet", cwd=compared[0], code=1)
     assert "belongs to another comparison: its budget is 10.0, now it is 20.0" in the_line(other)
-    # The manifest is a config: without --run, the options lead to a folder of their own.
-    repeated = polymode(
-        "compare", "--config", "out/comparison.json", "--json", "--run", "two", "--quiet", cwd=tmp_path
-    )
-    assert json.loads(repeated.stdout)["rows"][0]["nll"] == rows["single"]["nll"]
-    # The manifest of one of the runs is a config of train, and leads to the very same weights.
-    polymode(
-        "train", "--config", "out/deep_ensemble/manifest.json", "--run", "three", "--quiet", cwd=tmp_path
-    )
+
+
+def test_the_manifest_of_a_comparison_is_a_config(compared):
+    """Without --run, the options would lead to a folder of their own."""
+    folder, _ = compared
+    config = ["--config", "out/comparison.json", "--json", "--run", "two", "--quiet"]
+    repeated = json.loads(polymode("compare", *config, cwd=folder).stdout)["rows"]
+    assert {row["method"]: row["nll"] for row in repeated} == {
+        method: row["nll"] for method, row in rows_of(folder).items()
+    }
+
+
+def test_the_manifest_of_a_run_is_a_config_of_train(compared):
+    """It leads to the very same weights."""
+    folder, _ = compared
+    config = ["--config", "out/deep_ensemble/manifest.json", "--run", "three", "--quiet"]
+    polymode("train", *config, cwd=folder)
     weights = "posterior-1/members-00000.safetensors"
-    assert (tmp_path / "three" / weights).read_bytes() == (out / "deep_ensemble" / weights).read_bytes()
+    assert (folder / "three" / weights).read_bytes() == (folder / "out/deep_ensemble" / weights).read_bytes()
 
 
 def test_compare_all_runs_every_method_that_is_no_reference(tmp_path):

@@ -13,7 +13,8 @@ from polymode.imports import _LIMIT
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-collect_ignore = ["other_kernels.py"]  # importing it exchanges kernels: only -p other_kernels may
+# Importing other_kernels exchanges kernels: only -p other_kernels may. Sketches are known by one name only.
+collect_ignore = ["other_kernels.py", "contract/sketches.py"]
 # Shells start background jobs with Ctrl-C ignored, which children inherit: some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from polymode.errors import InputError
 from polymode.networks.surgery import trainable_names
-from polymode.weights.priors import ANCHOR, FanIn, anchored_prior, gaussian_penalty, prior_stds
+from polymode.weights.priors import FanIn, anchored_prior, gaussian_penalty, prior_stds
 
 
 class Net(nn.Module):
@@ -65,7 +65,7 @@ def test_bad_widths(prior, message):
 
 def test_an_anchored_prior_is_centred_at_the_anchor_with_each_width():
     weights = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0]])}
-    own = {ANCHOR + "a": torch.tensor([0.5, 2.0]), ANCHOR + "b": torch.tensor([[1.0]])}
+    own = {"anchor": {"a": torch.tensor([0.5, 2.0]), "b": torch.tensor([[1.0]])}}
     found = anchored_prior({"a": 0.5, "b": 2.0})(weights, own)
     assert found.item() == pytest.approx(0.25 / 0.5 + 4 / 8)
     assert gaussian_penalty(weights, {"a": 0.5, "b": 2.0}).item() == pytest.approx(5 / 0.5 + 9 / 8)

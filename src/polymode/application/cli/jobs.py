@@ -31,7 +31,7 @@ class JobOptions(JudgingOptions):
         "digits",
         "data set: a name (see polymode data), a table (.csv, .tsv, .parquet, .npz), a text (.txt), a folder "
         "of images, or package.module:callable",
-        metavar="DATASETS",
+        metavar="DATA",
     )
     model: str = option(
         "",

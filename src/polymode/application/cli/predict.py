@@ -55,7 +55,7 @@ class PredictOptions(ComputingOptions):
 def run(options: PredictOptions) -> None:
     """Predict and write one row an example."""
     if not options.run or not options.data:
-        raise UsageError("Name the folder of a run and the examples: polymode predict RUN DATASETS.")
+        raise UsageError("Name the folder of a run and the examples: polymode predict RUN DATA.")
     kind = Path(options.out).suffix
     if options.out and kind not in (".csv", ".npz"):
         raise UsageError(f"--out {options.out!r} must end in .csv or .npz.")

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from polymode.errors import CheckpointError, PolymodeError, shortened
 
-FORMAT_VERSION = 2  # documents of format 1 have no checksum of their own
+# Documents of format 1 have no checksum of their own. Format 3 names the adaptations of a network, and
+# checkpoints nest the tensors of a method.
+FORMAT_VERSION = 3
 DIGEST = "sha256"  # where a document keeps the checksum of everything else in it
 
 Value = TypeVar("Value")

@@ -42,8 +42,8 @@ class DeepEnsemble(Method):
         return self.num_members * self.of.total_chains
 
     @property
-    def initial_members(self) -> int:
-        return self.of.initial_members
+    def num_initial(self) -> int:
+        return self.of.num_initial
 
     @property
     def can_average(self) -> bool:

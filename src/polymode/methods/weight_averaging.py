@@ -85,8 +85,8 @@ class _Averaging(Method):
         return self.of.remarks(epochs)
 
     @property
-    def initial_members(self) -> int:
-        return self.of.initial_members
+    def num_initial(self) -> int:
+        return self.of.num_initial
 
     def findings(self, problem: Problem, state: State) -> dict[str, Any]:
         return self.of.findings(problem, state)

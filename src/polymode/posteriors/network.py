@@ -18,7 +18,6 @@ from polymode.networks.members import Backend, Members, Tensors, copied_module, 
 from polymode.networks.surgery import (
     floating_type,
     has_convolutions,
-    match_precision,
     structure_of,
     tensors_of,
 )
@@ -132,16 +131,16 @@ class Network:
 
     def arrange(self, inputs: Tree, *, has_groups: bool = False) -> Tree:
         """Bring inputs [B, ...], or [G, B, ...], to the network's precision and preferred memory format."""
-        inputs = match_precision(self.dtype, inputs)
-        if not self.channels_last:
-            return inputs
 
-        def channels_last(x: Tensor) -> Tensor:
-            return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
+        def arranged(x: Tensor) -> Tensor:
+            x = x.to(self.dtype) if x.is_floating_point() else x
+            if not self.channels_last or x.ndim != 4 + has_groups:
+                return x
+            images = x.flatten(0, 1) if has_groups else x
+            images = images.contiguous(memory_format=torch.channels_last)
+            return images.unflatten(0, x.shape[:2]) if has_groups else images
 
-        if not has_groups:
-            return map_tree(channels_last, inputs)
-        return map_tree(lambda x: channels_last(x.flatten(0, 1)).unflatten(0, x.shape[:2]), inputs)
+        return map_tree(arranged, inputs)
 
 
 def check_layers(saved: Mapping[str, Any], module: nn.Module, where: str) -> None:

@@ -86,24 +86,29 @@ def gaussian_penalty(
     std: s, one for all or one for each name. The term is that of the whole data set: a loss that is a mean
     over observations adds it divided by the number of training observations, never by the batch.
     """
+    stds = std if isinstance(std, Mapping) else dict.fromkeys(parameters, std)
+    for name in parameters:
+        require_positive("prior_std", stds[name])
+    return _penalty(parameters, {name: stds[name] for name in parameters}, centre)
+
+
+def _penalty(parameters: Mapping[str, Tensor], stds: Mapping[str, float], centre: Tree) -> Tensor:
     terms = []
-    for name, tensor in parameters.items():
-        s = require_positive("prior_std", std[name] if isinstance(std, Mapping) else std)
-        squares = tensor.square().sum() if centre is None else _squared_distance(tensor, centre[name])
+    for name, s in stds.items():
+        tensor = parameters[name]
+        # In one kernel: for large embeddings the difference and its square are passes over memory that count.
+        squares = (
+            tensor.square().sum() if centre is None else F.mse_loss(tensor, centre[name], reduction="sum")
+        )
         terms.append(squares / (2 * s**2))
     return torch.stack(terms).sum()
 
 
-def _squared_distance(first: Tensor, second: Tensor) -> Tensor:
-    # In one kernel: for large embeddings the difference and its square are passes over memory that count.
-    return F.mse_loss(first, second, reduction="sum")
-
-
 def gaussian_prior(stds: Mapping[str, float]) -> Penalty:
     """Make the penalty of a zero-mean Gaussian prior over the named weights of a member."""
-    return lambda weights, _: gaussian_penalty({name: weights[name] for name in stds}, stds)
+    return lambda weights, _: _penalty(weights, stds, None)
 
 
 def anchored_prior(stds: Mapping[str, float]) -> Penalty:
     """Make the penalty of a prior that is centred at the member's own anchor, N(a, s²): ``own["anchor"]``."""
-    return lambda weights, own: gaussian_penalty({name: weights[name] for name in stds}, stds, own["anchor"])
+    return lambda weights, own: _penalty(weights, stds, own["anchor"])

@@ -16,7 +16,7 @@ from polymode.application.cli.jobs import (
 )
 from polymode.application.cli.options import UsageError, command_line, config_of, option
 from polymode.application.cli.output import console, price_table, print_json, reporter_of, say, scores_table
-from polymode.application.comparison import COMPARISON_FILE, compare, noise_floor_text
+from polymode.application.comparison import COMPARISON_FILE, Judging, compare, noise_floor_text
 from polymode.application.report import write_page
 from polymode.methods import COMPARED
 from polymode.storage import entry, read_document
@@ -93,9 +93,7 @@ def run(options: CompareOptions) -> None:
             budget=budget,
             seeds=options.all_seeds,
             **how_to_run(options),
-            num_draws=options.num_draws,
-            bins=options.calibration,
-            reference=reference,
+            judging=Judging(options.num_draws, options.calibration, reference, options.threads),
             options=identity,
             run_options=run_options,
             network=job.network,

@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from polymode.application.cli.options import JudgingOptions, UsageError, option
-from polymode.application.comparison import check_reference
+from polymode.application.cli.options import JudgingOptions, UsageError, option, same_option
+from polymode.application.comparison import check_reference_for
 from polymode.application.datasets.loading import load_inputs_for_ood, load_task
 from polymode.data import Task
 from polymode.errors import unknown_name
@@ -18,9 +18,12 @@ from polymode.judging.reference import Reference
 from polymode.likelihoods import LIKELIHOODS, make_likelihood
 from polymode.methods import METHODS, make_method
 from polymode.models import MODELS, make_model
+from polymode.networks.members import BACKENDS
 from polymode.networks.surgery import Model
 from polymode.training.contract import Epoch, Method
+from polymode.training.contract.execution import Precision
 from polymode.training.keeping.tracking import TensorBoard
+from polymode.training.loop.settings import AnyBackend, Computing, ComputingSettings
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,10 @@ class JobOptions(JudgingOptions):
         "(deep_ensemble.num_members=10, all.optimizer.lr=0.01); may be repeated",
     )
     run: str = option("", "folder of the run (default: runs/ and a name made of the options)", place="screen")
-    device: str = option("", "where to train, such as cpu or cuda:0 (default: the CPU)")
-    backend: str = option("auto", "how members run: measured, unless given", choices=("auto", "vmap", "loop"))
-    precision: str = option(
-        "full", "of weights and arithmetic; double is 64 bits", choices=("full", "bfloat16", "double")
-    )
-    processes: int = option(1, "divide the chains of a method among so many processes", place="screen")
+    device: str = same_option(Computing, "device")
+    backend: AnyBackend = same_option(Computing, "backend", choices=("auto", *BACKENDS))
+    precision: Precision = same_option(Computing, "precision", choices=get_args(Precision))
+    processes: int = same_option(Computing, "processes", place="screen")
     trust: bool = option(
         False,
         "import the code that the manifest given by --config names: only for folders you trust",
@@ -149,7 +150,7 @@ def load_reference(spec: str, task: Task) -> Reference | None:
     if not spec:
         return None
     reference = Reference.load(spec)
-    check_reference(reference, task)
+    check_reference_for(task, reference)
     judged = reference.about.get("verdict", {})
     if judged.get("is_fit") is False:
         warnings.warn(
@@ -238,7 +239,7 @@ def wanted_methods(text: str, default: Sequence[str]) -> dict[str, str]:
     return wanted
 
 
-def how_to_run(options: JobOptions) -> dict[str, Any]:
+def how_to_run(options: JobOptions) -> ComputingSettings:
     """The keywords of a run that say where and how, not what."""
     return {
         "device": options.device or None,

@@ -23,6 +23,7 @@ from polymode.options import Default, Option, options_of
 from polymode.options import option as declare
 from polymode.storage import read_document
 from polymode.training.loop.arithmetic import MOST_THREADS, recorded_threads
+from polymode.training.loop.settings import Computing
 
 MANIFESTS = ("manifest.json", "comparison.json")  # what run folders keep their options in
 
@@ -36,6 +37,13 @@ def option(
 ) -> Default:
     """An option of a command. place: "flag", "argument" (positional) or "screen" (not kept)."""
     return declare(default, meaning, choices=choices, metavar=metavar, place=place)
+
+
+def same_option(kind: type, name: str, *, choices: Sequence[str] = (), place: str = "flag") -> Any:
+    """An option that a class of the library has declared, as an option of a command; "" stands for None."""
+    [found] = [each for each in options_of(kind) if each.name == name]
+    is_text = found.default is None and str in typing.get_args(found.annotation)
+    return option("" if is_text else found.default, found.meaning, place=place, choices=choices)
 
 
 @dataclass(frozen=True)
@@ -53,12 +61,7 @@ class ScreenOptions:
 class ComputingOptions(ScreenOptions):
     """How a command computes; not part of a run's identity."""
 
-    threads: int | None = option(
-        None,
-        "threads to compute with (default: those that a run began with; a new one takes a single thread, "
-        "unless more are measured to be faster by 15 %)",
-        place="screen",
-    )
+    threads: int | None = same_option(Computing, "threads", place="screen")
 
     def __post_init__(self) -> None:
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:

@@ -1,9 +1,11 @@
 """``polymode train``: one method on one data set and network."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polymode.application.cli.jobs import (
+    Job,
     JobOptions,
     how_to_run,
     load_job,
@@ -20,10 +22,12 @@ from polymode.application.cli.output import (
     reporter_of,
     say,
 )
-from polymode.application.comparison import Replicate, fit_replicates, judge_all
+from polymode.application.cli.runs import StoredRun
+from polymode.application.comparison import Judging, Replicate, fit_replicates, judge_all, replicates_of
 from polymode.imports import is_import
 from polymode.likelihoods import make_likelihood
 from polymode.methods import make_method
+from polymode.posteriors import Posterior
 from polymode.training.contract import describe
 
 ABOUT = """Train one method and keep its posterior in a run folder.
@@ -38,6 +42,11 @@ class TrainOptions(JobOptions):
     method: str | dict = option("deep_ensemble", "method: see polymode methods", metavar="METHOD")
     epochs: int | None = option(None, "epochs of each chain")
     budget: float | None = option(None, "member-epochs in all, instead of epochs")
+    initial: str = option(
+        "",
+        "folder of a finished run whose networks are trained on; its optimiser and schedule begin anew",
+        metavar="RUN",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,11 +74,10 @@ def run(options: TrainOptions) -> None:
         "set": {k: v for k, v in options.set.items() if k in ("data", "model")},
     }
     folder = run_folder(options.run, "train", [options.data, job.model_name, method.name], identity)
+    replicates = replicates_of(job.task, options.all_seeds)
+    initial = _posteriors_of(options, job, replicates) if options.initial else None
     reporter = reporter_of(options)
     reporter.say(job.described())
-    replicates = [
-        Replicate(i, seed, split) for i, split in enumerate(job.task.splits) for seed in options.all_seeds
-    ]
     try:
         posteriors = fit_replicates(
             method,
@@ -84,18 +92,10 @@ def run(options: TrainOptions) -> None:
             network=job.network,
             reporter=reporter,
             observer=observer_maker(options)(folder),
+            initial=initial,
         )
-        judged = judge_all(
-            posteriors,
-            replicates,
-            folder,
-            job.task.ood,
-            options.num_draws,
-            options.calibration,
-            reporter,
-            method.name,
-            threads=options.threads,
-        )
+        judging = Judging(options.num_draws, options.calibration, threads=options.threads)
+        judged = judge_all(posteriors, replicates, folder, job.task.ood, judging, reporter, method.name)
     finally:
         reporter.close()
     if options.json:
@@ -110,3 +110,23 @@ def run(options: TrainOptions) -> None:
     say(options, f"run      {folder} (all scores: {folder}/scores.json)")
     own = f" --model {job.model_name}" if is_import(job.model_name) else ""
     say(options, f"next     polymode predict {folder} NEW_DATA{own} --out predictions.csv")
+
+
+def _posteriors_of(options: TrainOptions, job: Job, replicates: Sequence[Replicate]) -> list[Posterior]:
+    """The posteriors of the run to go on from, one for each split and seed."""
+    given = [options.data, options.ood]
+    stored = StoredRun.open(options.initial, job.model_name, given, trust=options.trust)
+    if stored.num_posteriors != len(replicates):
+        raise UsageError(
+            f"--initial {options.initial} has {stored.num_posteriors} posteriors, one for each of its splits "
+            f"and seeds, and there are {len(replicates)} here: train with the same --data and --seeds."
+        )
+    for index, replicate in enumerate(replicates):
+        before, now = stored.preprocessing(index).config(), replicate.data.preprocessing.config()
+        differ = [name for name in now if before[name] != now[name]]
+        if differ:
+            raise UsageError(
+                f"--initial {options.initial} was trained on examples that were prepared otherwise (their "
+                f"{differ[0]} differs): its networks would see other numbers. Train on the same data."
+            )
+    return [stored.posterior(index) for index in range(len(replicates))]

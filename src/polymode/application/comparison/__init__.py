@@ -4,11 +4,13 @@ from polymode.application.comparison.columns import Column, columns_for, distanc
 from polymode.application.comparison.compare import (
     COMPARISON_FILE,
     TASK_FILE,
+    Judging,
     Replicate,
-    check_reference,
+    check_reference_for,
     compare,
     fit_replicates,
     judge_all,
+    replicates_of,
 )
 from polymode.application.comparison.judgement import Judgement, judge
 from polymode.application.comparison.results import Comparison, Result, Summary
@@ -21,12 +23,13 @@ __all__ = [
     "Column",
     "Comparison",
     "Judgement",
+    "Judging",
     "Replicate",
     "Result",
     "Robustness",
     "Summary",
     "add_result",
-    "check_reference",
+    "check_reference_for",
     "columns_for",
     "compare",
     "distances_text",
@@ -35,5 +38,6 @@ __all__ = [
     "judge_all",
     "judge_corrupted",
     "noise_floor_text",
+    "replicates_of",
     "replicates_path",
 ]

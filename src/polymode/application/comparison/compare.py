@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -31,11 +31,10 @@ from polymode.storage import (
 )
 from polymode.training import epochs_of, fit
 from polymode.training.contract import Epoch, Method, describe
-from polymode.training.contract.execution import Precision
 from polymode.training.keeping.folder import hardware, versions
 from polymode.training.keeping.progress import Reporter, Silent
 from polymode.training.loop.arithmetic import recorded_threads, with_threads
-from polymode.training.loop.settings import usable_device
+from polymode.training.loop.settings import ComputingSettings, usable_device
 
 SCORES_FILE, COMPARISON_FILE, TASK_FILE = "scores.json", "comparison.json", "task.json"
 
@@ -49,6 +48,26 @@ class Replicate:
     data: Split
 
 
+def replicates_of(task: Task, seeds: Sequence[int]) -> list[Replicate]:
+    """Every split under every seed."""
+    return [Replicate(i, seed, split) for i, split in enumerate(task.splits) for seed in seeds]
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How posteriors are judged.
+
+    num_draws: networks drawn of posteriors that have no end of them. bins: of confidence, for calibration.
+    reference: what a trusted posterior predicts for the test data of the only split; distances to it become
+    columns. threads: to compute with; those of the run unless given.
+    """
+
+    num_draws: int = 100
+    bins: Bins = BINS
+    reference: Reference | None = None
+    threads: int | None = None
+
+
 def compare(
     task: Task,
     model: Model,
@@ -57,38 +76,30 @@ def compare(
     *,
     budget: float,
     seeds: Sequence[int] = (0,),
-    device: torch.device | str | None = None,
-    backend: Any = "auto",
-    threads: int | None = None,
-    precision: Precision = "full",
-    processes: int = 1,
-    num_draws: int = 100,
-    bins: Bins = BINS,
-    reference: Reference | None = None,
+    judging: Judging = Judging(),
     options: Mapping[str, Any] | None = None,
     run_options: Callable[[Method, int], Mapping[str, Any]] = lambda method, epochs: {},
     network: Mapping[str, Any] | None = None,
     reporter: Reporter | None = None,
     observers: Callable[[Path], Callable[[Epoch], None] | None] = lambda folder: None,
+    **computing: Unpack[ComputingSettings],
 ) -> Comparison:
     """Fit every method with ``budget`` member-epochs to every split and seed, and judge it.
 
     methods: label -> method. folder: results.json, results.csv, replicates.csv and a run folder a method.
     All splits and seeds of a method are trained side by side. A run that was cut goes on; one that is
-    finished is read back. num_draws: networks drawn of posteriors that have no end of them. bins: of
-    confidence, for calibration. reference: what a trusted posterior predicts for the test data of the only
-    split; distances to it become columns. options: what the comparison depends on, kept in its manifest; a
-    folder of another is refused. run_options: the same of a run, from its method and epochs. network: what
-    builds the model again. observers: makes the observer of each run. device, backend, threads, precision,
-    processes: as ``fit`` has them.
+    finished is read back. judging: how the posteriors are judged. options: what the comparison depends on,
+    kept in its manifest; a folder of another is refused. run_options: the same of a run, from its method and
+    epochs. network: what builds the model again. observers: makes the observer of each run. computing:
+    device, backend, threads, precision and processes, as ``fit`` has them.
     """
     require(len(methods) > 0, "There are no methods to compare.")
     require(len(seeds) > 0, "There are no seeds.")
     folder, reporter = Path(folder), reporter or Silent()
     likelihood = make_likelihood(task.likelihood)
-    replicates = [Replicate(i, seed, split) for i, split in enumerate(task.splits) for seed in seeds]
-    if reference is not None:
-        check_reference(reference, task)
+    replicates = replicates_of(task, seeds)
+    if judging.reference is not None:
+        check_reference_for(task, judging.reference)
     # All of them before any is trained: a budget that one cannot be fitted with is told at once.
     sizes = {label: method.for_budget(budget) for label, method in methods.items()}
     _claim(folder, options or {})
@@ -101,30 +112,15 @@ def compare(
             folder / label,
             likelihood=likelihood,
             epochs=epochs,
-            device=device,
-            backend=backend,
-            threads=threads,
-            precision=precision,
-            processes=min(processes, sized.total_chains),
             title=label,
             options=run_options(sized, epochs),
             reporter=reporter,
             network=network,
             observer=observers(folder / label),
+            **computing | {"processes": min(computing.get("processes", 1), sized.total_chains)},
         )
-        judged = judge_all(
-            posteriors,
-            replicates,
-            folder / label,
-            task.ood,
-            num_draws,
-            bins,
-            reporter,
-            label,
-            reference,
-            threads=threads,
-        )
-        result = _result(label, sized, epochs, posteriors, judged, folder / label, num_draws)
+        judged = judge_all(posteriors, replicates, folder / label, task.ood, judging, reporter, label)
+        result = _result(label, sized, epochs, posteriors, judged, folder / label, judging.num_draws)
         spent = result.price["member_epochs"]
         if abs(spent - budget) > 0.1 * budget:
             reporter.say(f"{label}: it spent {spent:g} member-epochs, the budget is {budget:g}")
@@ -138,7 +134,7 @@ def compare(
         options or {},
         versions(),
         hardware(),
-        reference,
+        judging.reference,
     )
     write_document(folder / "results.json", "results", finite(comparison.config()))
     write_text(folder / "results.csv", comparison.csv())
@@ -154,43 +150,38 @@ def fit_replicates(
     *,
     likelihood: Likelihood,
     epochs: int,
-    device: torch.device | str | None,
-    backend: Any,
-    threads: int | None = None,
-    precision: Precision = "full",
-    processes: int = 1,
     title: str,
     options: Mapping[str, Any],
     reporter: Reporter,
     network: Mapping[str, Any] | None = None,
     observer: Callable[[Epoch], None] | None = None,
+    initial: Sequence[Posterior] | None = None,
+    **computing: Unpack[ComputingSettings],
 ) -> list[Posterior]:
     """One posterior a replicate, all trained side by side in one resumable run.
 
     network: what builds the model again; it is left in ``task.json`` with what new examples have to go
-    through before they are predicted.
+    through before they are predicted. initial: a posterior for each to begin at. computing: as ``fit`` has
+    it.
     """
     validation = [r.data.validation for r in replicates]
     known: list[Data] = [part for part in validation if part is not None]
     posteriors = fit(
         method,
         model,
-        _on_device([r.data.train for r in replicates], device),
+        _on_device([r.data.train for r in replicates], computing.get("device")),
         likelihood=likelihood,
         epochs=epochs,
         validation=known if len(known) == len(replicates) else None,
         seed=[r.seed for r in replicates],
+        initial=initial,
         run_dir=folder,
         resume=True,
-        device=device,
-        backend=backend,
-        threads=threads,
-        precision=precision,
-        processes=processes,
         title=title,
         options=options,
         progress=reporter,
         observer=observer,
+        **computing,
     )
     ready = [replicate.data.preprocessing.config() for replicate in replicates]
     write_document(folder / TASK_FILE, "task", {"network": dict(network or {}), "posteriors": ready})
@@ -202,30 +193,31 @@ def judge_all(
     replicates: Sequence[Replicate],
     folder: Path,
     ood: Data | None,
-    num_draws: int,
-    bins: Bins,
+    judging: Judging,
     reporter: Reporter,
     label: str,
-    reference: Reference | None = None,
-    *,
-    threads: int | None = None,
 ) -> list[dict[str, Any]]:
     """Scores and curves of every replicate, from the run's folder where they are about the same already."""
     about = {
         "test": fingerprints([replicate.data.test for replicate in replicates]),
         "ood": None if ood is None else fingerprint(ood),
-        "num_draws": num_draws,
-        "bins": asdict(bins),
-        "reference": None if reference is None else reference.digest,
+        "num_draws": judging.num_draws,
+        "bins": asdict(judging.bins),
+        "reference": None if judging.reference is None else judging.reference.digest,
     }
     if (saved := _saved_scores(folder, about)) is not None:
         return saved
     reporter.say(f"{label}: judging {_count(len(replicates), 'posterior')}")
     found, files = [], {}
     for index, (posterior, replicate) in enumerate(zip(posteriors, replicates, strict=True)):
-        with with_threads(threads or recorded_threads(posterior.record)):
+        with with_threads(judging.threads or recorded_threads(posterior.record)):
             judgement: Judgement = judge(
-                posterior, replicate.data, ood, reference, num_draws=num_draws, bins=bins
+                posterior,
+                replicate.data,
+                ood,
+                judging.reference,
+                num_draws=judging.num_draws,
+                bins=judging.bins,
             )
         name = f"predictions-{index}.safetensors"
         files[name] = write_tensors(folder / name, judgement.predictions)
@@ -258,7 +250,7 @@ def _saved_scores(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]
     return replicates if saved.get("about") == about else None
 
 
-def check_reference(reference: Reference, task: Task) -> None:
+def check_reference_for(task: Task, reference: Reference) -> None:
     """Raise, before any training, unless a reference is about the test data of a task."""
     if len(task.splits) > 1:
         raise InputError(

@@ -4,25 +4,24 @@ from polymode.training.contract.batch import Batch, Piece
 from polymode.training.contract.descent import Descent
 from polymode.training.contract.epoch import Epoch
 from polymode.training.contract.execution import Execution
-from polymode.training.contract.method import (
+from polymode.training.contract.method import Method, describe
+from polymode.training.contract.objective import Gradients, Objective, next_noise
+from polymode.training.contract.optimizers import MemberOptimizer, Optimizer, clip_each
+from polymode.training.contract.perturbation import draw_data_seed, perturbed
+from polymode.training.contract.phase import (
     Hook,
     Keep,
     KeepBest,
     Measure,
-    Method,
     Over,
     Phase,
-    Problem,
     Step,
     descend,
-    describe,
     epochs_before,
     keep_rule,
     nothing,
 )
-from polymode.training.contract.objective import Gradients, Objective, next_noise
-from polymode.training.contract.optimizers import MemberOptimizer, Optimizer, clip_each
-from polymode.training.contract.perturbation import draw_data_seed, perturbed
+from polymode.training.contract.problem import Problem
 from polymode.training.contract.shared_options import (
     KEEP,
     LAYERS,

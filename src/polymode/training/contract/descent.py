@@ -8,8 +8,10 @@ import torch
 
 from polymode.options import option
 from polymode.schedules import Constant, Schedule
-from polymode.training.contract.method import Keep, Method, Over, Phase, Problem, keep_rule
+from polymode.training.contract.method import Method
 from polymode.training.contract.optimizers import Optimizer
+from polymode.training.contract.phase import Keep, Over, Phase, keep_rule
+from polymode.training.contract.problem import Problem
 from polymode.training.contract.shared_options import (
     KEEP,
     OPTIMIZER,

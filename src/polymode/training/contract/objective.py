@@ -85,15 +85,13 @@ class Objective:
     def loss(self, weights: Tensors, own: Tree, examples: Examples, divisor: Tensor) -> Tensor:
         """The loss of one member on one batch; everything else maps this over members."""
         mixed = self.execution.precision == "bfloat16"
+        realised = weights if self.realise is None else self.realise(weights, own)
         with torch.autocast(self.execution.device.type, torch.bfloat16) if mixed else nullcontext():
-            outputs = call_module(self.network.module, self.realised(weights, own), examples.inputs)
+            outputs = call_module(self.network.module, realised, examples.inputs)
         if mixed:
             outputs = map_tree(Tensor.float, outputs)
         loss = self.network.likelihood.mean_loss(outputs, examples.targets, examples.weights)
         return loss if self.penalty is None else loss + self.penalty(weights, own) / divisor
-
-    def realised(self, weights: Tensors, own: Tree) -> Tensors:
-        return weights if self.realise is None else self.realise(weights, own)
 
     def losses_and_gradients(
         self, state: "State", batch: Batch, member: int | None = None, *, check: bool = True

@@ -123,9 +123,7 @@ class State:
     def restore(self, saved: dict[str, Any]) -> None:
         """Take up a snapshot, in place; the optimisers of its phase must be built already."""
         members = self.members
-        # Format 1 knows their number only.
-        finished = saved["finished"] if "finished" in saved else saved["num_finished"]
-        self.finished.restore(finished, members.num_groups, members.group_size)
+        self.finished.restore(saved["finished"], members.num_groups, members.group_size)
         copy_into(self.tensors, {kind: saved[kind] for kind in self.tensors})
         self.generators[:] = saved["generators"]
         self.noise.copy_(saved["noise"])
@@ -134,10 +132,6 @@ class State:
             optimizer.load_state_dict(saved["optimizers"][name])
         self.best = None
         if saved["best"] is not None:
-            if "tensors" not in saved["best"]:
-                raise CheckpointError(
-                    "The checkpoint is of an earlier version, which kept less of the best epoch: begin again."
-                )
             self.best = Best(**saved["best"] | {"tensors": map_tree(torch.clone, self.tensors)})
             copy_into(self.best.tensors, saved["best"]["tensors"])
 

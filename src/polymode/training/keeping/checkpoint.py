@@ -20,6 +20,7 @@ from polymode.storage import (
 )
 
 NAMES = ("checkpoint.json", "previous.json")
+OLDEST_FORMAT = 3  # of a checkpoint that can be continued
 
 
 class Checkpoints:
@@ -93,6 +94,11 @@ class Checkpoints:
 
     def _read(self, path: Path) -> dict[str, Any]:
         manifest = read_document(path, "checkpoint")
+        if manifest["format_version"] < OLDEST_FORMAT:
+            raise SignatureError(
+                f"{path} was written by an earlier version of polymode, whose unfinished runs cannot go on: "
+                "finish it with that version, or begin again in another folder."
+            )
         check_signature(entry(manifest, "signature", dict, path), self.signature, f"The checkpoint {path}")
         file = inside(self.folder, entry(manifest, "tensors", str, path))
         tensors = read_tensors(file, entry(manifest, "checksum", str, path))

@@ -16,7 +16,7 @@ from polymode.networks.members import BACKENDS, Backend, Members, forward_member
 from polymode.posteriors.network import Network
 from polymode.seeds import free_in_children
 from polymode.training.contract.execution import Execution
-from polymode.training.contract.method import Phase, build_optimizers
+from polymode.training.contract.phase import Phase, build_optimizers
 from polymode.training.loop.arithmetic import available_threads, with_threads
 from polymode.training.loop.material import Material
 from polymode.training.loop.settings import AnyBackend, Computing

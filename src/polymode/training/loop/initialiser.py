@@ -25,7 +25,8 @@ from polymode.networks.surgery import (
 from polymode.posteriors import Posterior
 from polymode.seeds import derive_generator, derive_seed, draw_seed, global_seed
 from polymode.storage import digest_of
-from polymode.training.contract.method import Method, Problem
+from polymode.training.contract.method import Method
+from polymode.training.contract.problem import Problem
 from polymode.trees import Tree, map_tree
 
 
@@ -177,7 +178,7 @@ def _arguments(inputs: Tree) -> tuple:
 
 def _initial_draws(posterior: Posterior, method: Method, seed: int) -> Iterator[Members]:
     """The members of a posterior that chains begin at: as many as all of them take, spread evenly."""
-    wanted, each = method.total_chains * method.initial_members, method.initial_members
+    wanted, each = method.total_chains * method.num_initial, method.num_initial
     available = posterior.num_members
     if available is not None and available < wanted:
         raise InputError(
@@ -194,7 +195,7 @@ def digest_of_draws(posterior: Posterior, method: Method, seed: int) -> str:
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
-def initial_members(
+def members_to_begin_at(
     posterior: Posterior, method: Method, problem: Problem, owned: frozenset[str], seed: int
 ) -> list[Tensors]:
     """The weights of the members that chains begin at, in order; what a chain owns beyond them is drawn."""

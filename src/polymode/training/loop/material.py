@@ -25,7 +25,9 @@ from polymode.posteriors.particles import MemberStore
 from polymode.seeds import derive_generator, derive_seed
 from polymode.storage import digest_of
 from polymode.training.contract.execution import Execution, Precision
-from polymode.training.contract.method import Method, Phase, Problem, describe
+from polymode.training.contract.method import Method, describe
+from polymode.training.contract.phase import Phase
+from polymode.training.contract.problem import Problem
 from polymode.training.contract.state import State
 from polymode.training.keeping.folder import MEMBERS
 from polymode.training.loop.batches import Batches
@@ -34,8 +36,8 @@ from polymode.training.loop.initialiser import (
     Probe,
     always_eval,
     digest_of_draws,
-    initial_members,
     make_template,
+    members_to_begin_at,
     probe,
 )
 from polymode.trees import map_tree
@@ -171,10 +173,10 @@ def gather(request: Request, folder: Path | None) -> Material:
     )
     _check_phases(request, request.method.phases(problem, request.epochs))
     given = [
-        initial_members(each, request.method, problem, owned, request.seeds[0])
+        members_to_begin_at(each, request.method, problem, owned, request.seeds[0])
         for each in request.initial or ()
     ]
-    size, states = request.method.initial_members, []
+    size, states = request.method.num_initial, []
     for index, group in enumerate(batches.groups):
         generator = derive_generator(group.seed, "chain", group.chain)
         of_chain = replace(problem, chain=group.chain, group=index)

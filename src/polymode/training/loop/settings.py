@@ -11,6 +11,7 @@ from torch import nn
 from polymode.errors import CheckpointError, InputError, require, require_whole, unknown_name
 from polymode.networks.members import BACKENDS, Backend
 from polymode.networks.surgery import Model
+from polymode.options import option
 from polymode.posteriors.base import MANIFEST
 from polymode.training.contract.epoch import Epoch
 from polymode.training.contract.execution import Precision
@@ -20,14 +21,19 @@ from polymode.training.loop.arithmetic import MOST_THREADS
 AnyBackend = Backend | Literal["auto"]
 
 
-class Settings(TypedDict, total=False):
-    """Keywords of ``fit`` that the two objects below are made of; ``fit`` explains them."""
+class ComputingSettings(TypedDict, total=False):
+    """Keywords of ``fit`` that ``Computing`` is made of."""
 
     device: torch.device | str | None
     backend: AnyBackend
     threads: int | None
     precision: Precision
     processes: int
+
+
+class Settings(ComputingSettings, total=False):
+    """Keywords of ``fit`` that ``Computing`` and ``Keeping`` are made of; ``fit`` explains them."""
+
     run_dir: str | Path | None
     resume: bool
     checkpoint_seconds: float
@@ -41,11 +47,22 @@ class Settings(TypedDict, total=False):
 class Computing:
     """How to compute; what is left open is measured and decided when a run begins (``Execution``)."""
 
-    device: torch.device | str | None = None
-    backend: AnyBackend = "auto"
-    threads: int | None = None
-    precision: Precision = "full"
-    processes: int = 1
+    device: torch.device | str | None = option(
+        None,
+        "where to train, such as cpu or cuda:0; the module's own, or the CPU, unless given",
+    )
+    backend: AnyBackend = option("auto", "how members run: vmap, loop, or auto to measure both")
+    threads: int | None = option(
+        None,
+        "that PyTorch computes with; those that a run began with, or for a new one a single thread, unless "
+        "as many as PyTorch has are measured to be faster by 15 %",
+    )
+    precision: Precision = option(
+        "full",
+        "of weights and arithmetic: bfloat16 runs the forward pass in mixed precision, double everything in "
+        "64 bits",
+    )
+    processes: int = option(1, "divide the chains of a method among so many processes")
 
     def __post_init__(self) -> None:
         if self.backend not in (*BACKENDS, "auto"):

@@ -15,7 +15,8 @@ from polymode.schedules import Progress, Schedule
 from polymode.seeds import derive_seed, global_seed
 from polymode.training.contract.epoch import Epoch
 from polymode.training.contract.execution import Execution
-from polymode.training.contract.method import Phase, Problem, build_optimizers
+from polymode.training.contract.phase import Phase, build_optimizers
+from polymode.training.contract.problem import Problem
 from polymode.training.loop.history import History
 from polymode.training.loop.material import Material
 from polymode.training.loop.validation import keep_better, take_best, validate
@@ -72,8 +73,10 @@ class Training:
         """Take the steps of the present epoch that are still to be taken."""
         position = self.position
         self.problem.network.train()
+        # Chains with more minibatches in an epoch take more steps: each cohort has its own progress.
+        per_epoch = [self.batches.steps_per_epoch(c, phase.batches) for c in self.batches.cohorts]
         for batches in self.batches.epoch(position.epochs_done, phase.batches, position.step):
-            self._set_factors(phase)
+            self._set_factors(phase, per_epoch)
             try:
                 losses = phase.step(self.state, batches, phase.objective)
             except NonFiniteLoss as error:
@@ -82,15 +85,10 @@ class Training:
             position.step += 1
             yield
 
-    def _set_factors(self, phase: Phase) -> None:
-        """Set the learning rates and the weight of the penalty, as the schedules say for this step.
-
-        Chains with more minibatches in an epoch take more steps: each cohort has its own progress.
-        """
-        at = self.position
-        progress = []
-        for cohort in self.batches.cohorts:
-            each = self.batches.steps_per_epoch(cohort, phase.batches)
+    def _set_factors(self, phase: Phase, per_epoch: Sequence[int]) -> None:
+        """Set the learning rates and the weight of the penalty, as the schedules say for this step."""
+        at, progress = self.position, []
+        for each in per_epoch:  # steps that a cohort takes
             step = min(at.epoch * each + at.step, phase.epochs * each - 1)
             progress.append(Progress(step, phase.epochs * each, phase.epochs))
         rates = _factors(phase.schedule, progress, "learning rate")

@@ -81,7 +81,7 @@ def _copy_rows(target: Tree, source: Tree, rows: Tensor) -> None:
 
 def _scores(objective: Objective, members: Members, own: Tree, data: Data) -> tuple[Tensor, Tensor]:
     network, device = objective.network, objective.execution.device
-    likelihood = network.likelihood
+    likelihood, realise = network.likelihood, objective.realise or (lambda weights, _: weights)
     nll = torch.zeros(members.num_members, dtype=torch.float64)
     error = torch.zeros(members.num_members, dtype=torch.float64)
     num_observations = 0.0
@@ -90,7 +90,7 @@ def _scores(objective: Objective, members: Members, own: Tree, data: Data) -> tu
         inputs = network.arrange(examples.inputs)
         outputs = _of_members(
             objective,
-            lambda weights, own, x=inputs: call_module(network.module, objective.realised(weights, own), x),
+            lambda weights, own, x=inputs: call_module(network.module, realise(weights, own), x),
             members,
             own,
         )

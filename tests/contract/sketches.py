@@ -15,16 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polymode.errors import InputError
+from polymode.errors import InputError, require
 from polymode.networks.adaptations import Adaptation, register_adaptation
 from polymode.networks.members import Members
 from polymode.networks.selection import select_layers
 from polymode.posteriors import Particles
+from polymode.schedules import Schedule, Warmup
 from polymode.seeds import draw_seed, fold, mix, uniform
 from polymode.training.contract import Keep, Method, Optimizer, Over, Phase, State, descend, keep_rule
 from polymode.weights.priors import gaussian_penalty
 
 SGD = Optimizer("SGD", lr=0.05, momentum=0.9)
+WARMUP = Warmup(2)
 
 
 class Sketch(Method):
@@ -34,12 +36,12 @@ class Sketch(Method):
         raise AssertionError
 
 
-def draw_normal(state: State, name: str, groups: range | None = None) -> None:
-    """Fill ``state.own[name]`` [M, ...] with normal numbers, each chain from its own generator."""
+def draw_normal(state: State, own: Tensor, groups: range | None = None) -> None:
+    """Fill a tensor [M, ...] of ``state.own`` with normal numbers, each chain from its own generator."""
     for group in groups or range(state.members.num_groups):
         generator = state.generators[group]
         rows = state.members.rows(slice(group, group + 1))
-        target = state.own[name][rows]
+        target = own[rows]
         target.copy_(torch.randn(target.shape, generator=generator, dtype=target.dtype))
 
 
@@ -58,20 +60,19 @@ class AnchoredChain(Sketch):
     def init(self, problem, generator):
         members = problem.initial_members(generator)
         anchors = {
-            f"anchor.{n}": torch.randn(members.stacked[n].shape, generator=generator, dtype=torch.float64)
+            n: torch.randn(members.stacked[n].shape, generator=generator, dtype=torch.float64)
             for n in sorted(problem.trainable)
         }
-        return State(members, own=anchors)
+        return State(members, own={"anchor": anchors})
 
     def phases(self, problem, epochs):
         def penalty(weights, own):
-            centre = {n: own[f"anchor.{n}"] for n in problem.trainable}
-            return gaussian_penalty({n: weights[n] for n in problem.trainable}, 1.0, centre)
+            return gaussian_penalty({n: weights[n] for n in problem.trainable}, 1.0, own["anchor"])
 
         def walk(state):
-            for name, anchor in state.own.items():
+            for anchor in state.own["anchor"].values():
                 before = anchor.clone()
-                draw_normal(state, name)
+                draw_normal(state, anchor)
                 anchor.mul_(0.3).add_(before, alpha=0.9)
 
         def finish(state):
@@ -97,7 +98,7 @@ class MeanField(Sketch):
         shared = {f"mean.{n}": start.stacked[n] for n in sorted(problem.trainable)}
         shared |= {f"rho.{n}": torch.full_like(start.stacked[n], -4.0) for n in problem.trainable}
         rest = {n: t for n, t in start.stacked.items() if n not in problem.trainable}
-        own = {f"noise.{n}": torch.zeros_like(start.stacked[n]) for n in sorted(problem.trainable)}
+        own = {"noise": {n: torch.zeros_like(start.stacked[n]) for n in sorted(problem.trainable)}}
         # A group needs something of its own: its (empty) weight of the draw.
         return State(Members(rest | {"draw": torch.zeros(1, 1)}, shared), own=own)
 
@@ -110,7 +111,7 @@ class MeanField(Sketch):
             }
             rest.pop("draw")
             drawn = {
-                n: weights[f"mean.{n}"] + F.softplus(weights[f"rho.{n}"]) * own[f"noise.{n}"] for n in names
+                n: weights[f"mean.{n}"] + F.softplus(weights[f"rho.{n}"]) * own["noise"][n] for n in names
             }
             return rest | drawn
 
@@ -122,8 +123,8 @@ class MeanField(Sketch):
             return torch.stack(terms).sum()
 
         def step(state: State, batches, objective) -> Tensor:
-            for name in state.own:
-                draw_normal(state, name, batches[0].groups)
+            for noise in state.own["noise"].values():
+                draw_normal(state, noise, batches[0].groups)
             losses, gradients = objective.losses_and_gradients(state, batches[0])
             state.optimizers["all"].step(gradients.shared, batches[0].cohorts)
             return losses
@@ -143,6 +144,17 @@ class MeanField(Sketch):
             draws[n] = shared[f"mean.{n}"] + F.softplus(shared[f"rho.{n}"]) * noise
         rest = {n: t.expand(4, *t.shape[1:]).clone() for n, t in state.members.stacked.items() if n != "draw"}
         return Particles(problem.network, blocks=[Members(draws | rest)])
+
+
+@dataclass(frozen=True)
+class Annealed(MeanField):
+    """The same with a KL term whose weight grows to 1 over the first epochs."""
+
+    name: ClassVar[str] = "annealed"
+    schedule: Schedule = WARMUP
+
+    def phases(self, problem, epochs):
+        return [replace(phase, penalty_schedule=self.schedule) for phase in super().phases(problem, epochs)]
 
 
 @dataclass(frozen=True)
@@ -294,25 +306,89 @@ class Masked(Sketch):
 
     def init(self, problem, generator):
         members = problem.initial_members(generator)
-        return State(members, own={n: torch.ones_like(members.stacked[n]) for n in sorted(problem.trainable)})
+        masks = {n: torch.ones_like(members.stacked[n]) for n in sorted(problem.trainable)}
+        return State(members, own={"mask": masks})
 
     def phases(self, problem, epochs):
-        def realise(weights, masks):
-            return weights | {n: weights[n] * mask for n, mask in masks.items()}
+        def realise(weights, own):
+            return weights | {n: weights[n] * mask for n, mask in own["mask"].items()}
 
         def redraw(state):
-            for name, mask in state.own.items():
-                draw_normal(state, name)
+            for name, mask in state.own["mask"].items():
+                draw_normal(state, mask)
                 mask.copy_((mask > 0).to(mask.dtype))
                 state.members.stacked[name].mul_(mask)
 
-        objective = problem.objective(realise=realise)
-        over, keep = {"all": Over(SGD)}, keep_rule(self.keep)
-        return [Phase("fit", epochs, objective, descend, over, keep=keep, enter=redraw, end_epoch=redraw)]
+        def sparsity(state):
+            """The share of weights that are zero, of each member."""
+            kept = torch.cat([mask.flatten(1) for mask in state.own["mask"].values()], 1)
+            return {"sparsity": 1 - kept.mean(1)}
+
+        first = Phase(
+            "fit",
+            epochs,
+            problem.objective(realise=realise),
+            optimizers={"all": Over(SGD)},
+            keep=keep_rule(self.keep),
+            measure=sparsity,
+            enter=redraw,
+            end_epoch=redraw,
+        )
+        return [first]
 
     def posterior(self, problem, state):
-        own = {n: state.members.stacked[n] * mask for n, mask in state.own.items()}
+        own = {n: state.members.stacked[n] * mask for n, mask in state.own["mask"].items()}
         return Particles(problem.network, blocks=[Members(state.members.stacked | own)])
+
+
+@dataclass(frozen=True)
+class Tunnel(Sketch):
+    """A low-loss tunnel: members on the line between two solutions, which descend at right angles to it."""
+
+    name: ClassVar[str] = "tunnel"
+    num_members: int = 3
+    optimizer: Optimizer = SGD
+
+    @property
+    def num_initial(self):
+        return 2
+
+    def init(self, problem, generator):
+        require(len(problem.initial) == 2, "A tunnel leads from one network to another: pass initial=.")
+        first, last = problem.initial
+        places = [(place + 1) / (self.num_members + 1) for place in range(self.num_members)]
+        start = problem.initial_weights(generator)
+        stacked = {
+            n: torch.stack(
+                [torch.lerp(first[n], last[n], at) if n in problem.trainable else t for at in places]
+            )
+            for n, t in start.items()
+        }
+        line = {n: torch.stack([t] * self.num_members) for n, t in self._direction(problem).items()}
+        return State(Members(stacked), own={"line": line})
+
+    def _direction(self, problem):
+        first, last = problem.initial
+        return {n: last[n] - first[n] for n in sorted(problem.trainable)}
+
+    def phases(self, problem, epochs):
+        def descend_across(state: State, batches, objective) -> Tensor:
+            """A step, less the part of it that leads along the line."""
+            before = {n: state.members.stacked[n].clone() for n in state.own["line"]}
+            losses = descend(state, batches, objective)
+            line = state.own["line"]
+            moved = {n: state.members.stacked[n] - before[n] for n in line}
+            along = sum((moved[n] * t).flatten(1).sum(1) for n, t in line.items())
+            share = along / sum(t.square().flatten(1).sum(1) for t in line.values())
+            for n, t in line.items():
+                state.members.stacked[n].sub_(share.reshape(-1, *[1] * (t.ndim - 1)) * t)
+            return losses
+
+        over = {"all": Over(self.optimizer)}
+        return [Phase("descend", epochs, problem.objective(), descend_across, over)]
+
+    def posterior(self, problem, state):
+        return Particles(problem.network, blocks=[state.members.clone()])
 
 
 def orders(shuffle: Tensor, heads: int, count: int) -> Tensor:
@@ -435,4 +511,13 @@ class Mimo(Sketch):
         return Particles(problem.network, blocks=[replace(state.members, shared=shared)])
 
 
-SKETCHES = [AnchoredChain(), MeanField(), Components(), Trajectory(), LateHead(), Masked(), Mimo()]
+SKETCHES = [
+    AnchoredChain(),
+    MeanField(),
+    Annealed(),
+    Components(),
+    Trajectory(),
+    LateHead(),
+    Masked(),
+    Mimo(),
+]

@@ -10,11 +10,13 @@ from torch.nn import functional as F
 
 import polymode as pm
 from cases import BY_NAME
-from contract.sketches import SGD, SKETCHES, LateHead, Masked, Mimo, orders
+from contract.sketches import SGD, SKETCHES, Annealed, LateHead, Masked, MeanField, Mimo, Tunnel, orders
 from polymode.methods import DeepEnsemble
 from polymode.networks.members import stack, unstack
 from polymode.posteriors import Particles
+from polymode.schedules import Constant
 from polymode.seeds import derive_generator
+from polymode.training import epochs_of
 from polymode.training.contract import Optimizer, Over
 
 sketches = pytest.mark.parametrize("method", SKETCHES, ids=lambda m: m.name)
@@ -135,6 +137,133 @@ def test_weights_that_validation_keeps_come_with_their_masks(stop_at, tmp_path):
         nll = pm.evaluate(alone, held_out)["nll"]
         assert nll == pytest.approx(float(lowest[member]), rel=1e-5), member
         assert any(torch.count_nonzero(tensor) < tensor.numel() for tensor in block.values())
+
+
+def test_what_a_method_measures_is_told_logged_and_kept(tmp_path):
+    """The sparsity of the masks that a chain ends with is that of the last epoch, also after a resume."""
+    told, masks, folder = [], [], tmp_path / "run"
+
+    class Noted(Masked):
+        def posterior(self, problem, state):
+            masks.append(torch.cat([mask.flatten(1) for mask in state.own["mask"].values()], 1))
+            return super().posterior(problem, state)
+
+    method = DeepEnsemble(2, of=Noted())
+
+    def observer(epoch):
+        told.append(epoch.measures["sparsity"])
+        if len(told) == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(method, run_dir=folder, observer=observer, checkpoint_seconds=0.0)
+    posterior = run(method, run_dir=folder, observer=observer, resume=True)
+    zeros = torch.cat(masks[-2:]) == 0
+    assert (zeros.sum(1) / zeros.shape[1]).tolist() == pytest.approx(told[-1].tolist())
+    logged = epochs_of(folder)
+    assert [epoch["measures"]["sparsity"] for epoch in logged] == [
+        pytest.approx(each.tolist(), rel=1e-5) for each in told
+    ]
+    history = posterior.record["history"]
+    assert [row["measure_sparsity"] for row in history] == pytest.approx([float(t.mean()) for t in told])
+
+
+def test_a_measure_must_be_a_number_for_each_member():
+    class Odd(Masked):
+        def phases(self, problem, epochs):
+            [phase] = super().phases(problem, epochs)
+            return [replace(phase, measure=lambda state: {"odd": torch.zeros(3)})]
+
+    with pytest.raises(pm.errors.InputError, match=r"measure 'odd' of phase 'fit' is \[3\].*of 1 members"):
+        run(Odd())
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+@pytest.mark.parametrize("factor", [0.0, 0.3])
+def test_a_schedule_of_the_penalty_multiplies_it(factor, backend):
+    """A constant factor does what a penalty that is so much smaller does, on data sets of unequal length."""
+
+    class Scaled(MeanField):
+        def phases(self, problem, epochs):
+            [phase] = super().phases(problem, epochs)
+            kl = phase.objective.penalty
+            objective = replace(phase.objective, penalty=lambda weights, own: factor * kl(weights, own))
+            return [replace(phase, objective=objective)]
+
+    sets = [BY_NAME["mlp"].data(13, seed=1), BY_NAME["mlp"].data(24, seed=2)]
+    annealed = run(Annealed(Constant(factor)), data=sets, backend=backend)
+    for found, expected in zip(annealed, run(Scaled(), data=sets, backend=backend), strict=True):
+        for name, tensor in weights(expected).items():
+            torch.testing.assert_close(weights(found)[name], tensor)
+    plain = weights(run(MeanField(), data=sets, backend=backend)[0])
+    assert any(not torch.allclose(tensor, plain[name]) for name, tensor in weights(annealed[0]).items())
+
+
+def test_a_penalty_that_grows_follows_its_schedule():
+    """One step an epoch: the factors are those of the epochs' beginnings."""
+    seen = []
+
+    def schedule(progress):
+        seen.append(progress.step)
+        return 1.0 if progress.step else 0.0
+
+    data = BY_NAME["mlp"].data(8, 8)
+    run(Annealed(schedule), data=data, epochs=3)
+    assert seen[-3:] == [0, 1, 2]
+    with pytest.raises(pm.errors.InputError, match=r"gave nan at step 0.*multiplies the penalty"):
+        run(Annealed(lambda progress: float("nan")), data=data)
+
+
+# --- a method that begins at the members of a posterior ------------------------------------------
+
+
+def ends():
+    return run(DeepEnsemble(4, of=pm.methods.Single(optimizer=SGD)))
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_a_tunnel_leads_from_one_member_to_the_next(backend):
+    """Two chains take two members each; what they descend by is at right angles to their lines."""
+    solutions = ends()
+    both = unstack(next(solutions.draw()))
+    found = run(DeepEnsemble(2, of=Tunnel()), initial=solutions, backend=backend)
+    still = Optimizer("SGD", lr=1e-30)
+    lines = unstack(next(run(DeepEnsemble(2, of=Tunnel(optimizer=still)), initial=solutions).draw()))
+    for index, member in enumerate(unstack(next(found.draw()))):
+        chain, place = divmod(index, 3)
+        first, last = both[2 * chain], both[2 * chain + 1]
+        moved = along = length = 0.0
+        for name, start in lines[index].items():
+            torch.testing.assert_close(start, torch.lerp(first[name], last[name], (place + 1) / 4))
+            line, step = last[name] - first[name], member[name] - start
+            moved += float(step.square().sum())
+            along += float((line * step).sum())
+            length += float(line.square().sum())
+        assert moved > 1e-6
+        assert abs(along) < 1e-10 * (moved * length) ** 0.5
+
+
+def test_a_tunnel_goes_on_after_a_cut_and_needs_its_ends(tmp_path):
+    solutions, method = ends(), DeepEnsemble(2, of=Tunnel())
+    expected = run(method, initial=solutions)
+
+    def observer(epoch):
+        if epoch.epochs_done == 2:
+            raise Stop
+
+    options = {"run_dir": tmp_path / "run", "checkpoint_seconds": 0.0}
+    with pytest.raises(Stop):
+        run(method, initial=solutions, observer=observer, **options)
+    other = run(DeepEnsemble(4, of=pm.methods.Single(optimizer=SGD)), seed=1)
+    with pytest.raises(pm.errors.CheckpointError, match="its initial is"):
+        run(method, initial=other, resume=True, **options)
+    resumed = run(method, initial=solutions, resume=True, **options)
+    for name, tensor in weights(expected).items():
+        assert torch.equal(tensor, weights(resumed)[name]), name
+    with pytest.raises(pm.errors.InputError, match="leads from one network to another"):
+        run(Tunnel())
+    with pytest.raises(pm.errors.InputError, match=r"initial has 4 members.*takes 6 \(2 for each chain\)"):
+        run(DeepEnsemble(3, of=Tunnel()), initial=solutions)
 
 
 def test_optimisers_that_cannot_be_carried_are_refused():

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from polymode.judging.recalibration import TemperatureScaling as TemperatureScaling
     from polymode.judging.weighing import held_out_weights as held_out_weights
     from polymode.judging.weighing import weigh_members as weigh_members
+    from polymode.likelihoods import BernoulliPredictive as BernoulliPredictive
+    from polymode.likelihoods import CategoricalPredictive as CategoricalPredictive
+    from polymode.likelihoods import GaussianPredictive as GaussianPredictive
     from polymode.likelihoods import member_losses as member_losses
-    from polymode.likelihoods.predictive import BernoulliPredictive as BernoulliPredictive
-    from polymode.likelihoods.predictive import CategoricalPredictive as CategoricalPredictive
-    from polymode.likelihoods.predictive import GaussianPredictive as GaussianPredictive
     from polymode.methods import METHODS as METHODS
     from polymode.networks.members import Members as Members
     from polymode.networks.members import forward_members as forward_members

@@ -115,7 +115,7 @@ def test_foreign_examples_are_prepared_as_the_run_was(tmp_path, monkeypatch):
     numbers = pm.ArrayData(theirs.inputs(raw), theirs.targets(raw[:, 0]))
     for data in (labels, numbers):
         split = pm.data.Split(data, data, preprocessing=theirs)
-        monkeypatch.setattr(loading, "load_task", lambda *_, s=split: Task("t", [s], "gaussian", 1))
+        monkeypatch.setattr(loading, "load_task", lambda *_, s=split, **__: Task("t", [s], "gaussian", 1))
         got = load_labelled("other:load", ready)
         torch.testing.assert_close(got.inputs, (raw - 1) / 2)
         if data is labels:

@@ -65,7 +65,7 @@ def test_tempering_leaves_the_disagreement_alone():
     torch.testing.assert_close(tempered.mutual_information, given.mutual_information, rtol=1e-4, atol=1e-6)
     with pytest.raises(InputError, match="must be positive, got -1"):
         pm.TemperatureScaling(-1.0)
-    with pytest.raises(InputError, match="Expected a CategoricalPredictive"):
+    with pytest.raises(InputError, match="Expected a predictive"):
         pm.TemperatureScaling.fit(members, torch.zeros(50))
 
 

@@ -8,8 +8,8 @@ from scipy.stats import wasserstein_distance
 import polymode as pm
 from polymode.application.comparison import noise_floor_text
 from polymode.errors import InputError
+from polymode.judging.contents import predictive_samples
 from polymode.judging.diagnostics import check_reference, mixing, noise_floor
-from polymode.judging.evaluation import predictive_samples
 from polymode.judging.reference import Reference, row_hashes
 from polymode.likelihoods import Bernoulli, Categorical, FixedGaussian
 from polymode.methods import HMC, Anchored

@@ -15,7 +15,9 @@ import polymode as pm
 from cases import BY_NAME
 from forks import fork
 from polymode.errors import InputError
-from polymode.likelihoods.predictive import mixture_quantiles, softmax_and_entropy
+from polymode.likelihoods.categorical import softmax_and_entropy
+from polymode.likelihoods.gaussian import GaussianLaw
+from polymode.likelihoods.numbers import mixture_quantiles
 from polymode.networks.members import Members
 from polymode.networks.surgery import prepare, tensors_of
 from polymode.posteriors import Particles, Posterior
@@ -125,10 +127,11 @@ def test_variance_survives_a_large_offset():
 def test_quantiles_of_far_apart_components():
     means = torch.tensor([[-50.0], [50.0]])
     stds = torch.tensor([[1.0], [2.0]])
-    q = mixture_quantiles(means, stds, torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
+    law = GaussianLaw(means, stds)
+    q = mixture_quantiles(law, torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
     torch.testing.assert_close(q.flatten(), torch.tensor([-50.0, 50.0], dtype=torch.float64))
     with pytest.raises(InputError, match="strictly between 0 and 1"):
-        mixture_quantiles(means, stds, torch.tensor([0.5, 0.5]), torch.tensor([0.0]))
+        mixture_quantiles(law, torch.tensor([0.5, 0.5]), torch.tensor([0.0]))
 
 
 def test_softmax_and_entropy_with_a_class_ruled_out():
@@ -218,7 +221,7 @@ def test_fewer_members_are_spread_over_the_chain():
     [drawn] = posterior.draw(4)
     assert drawn.stacked["w"].flatten().tolist() == [0, 2, 5, 7]
     assert torch.cat([b.stacked["w"] for b in posterior.draw()]).flatten().tolist() == list(range(10))
-    with pytest.raises(InputError, match="num_members=11 asked for, this posterior holds 10"):
+    with pytest.raises(InputError, match="num_draws=11 asked for, this posterior holds 10"):
         next(posterior.draw(11))
     with pytest.raises(InputError, match="at least 1, got 0"):
         next(posterior.draw(0))

@@ -14,7 +14,6 @@ import polymode as pm
 from polymode import metrics
 from polymode.errors import InputError
 from polymode.metrics.diversity import disagreement_matrix
-from polymode.metrics.ood import uncertainty
 from polymode.metrics.ranks import ranks_of, rounding_of
 
 
@@ -207,10 +206,10 @@ def test_members_that_agree_tell_nothing_by_their_mutual_information(num_classes
 def test_uncertainty_scores_point_the_same_way():
     sure = pm.CategoricalPredictive(torch.tensor([[0.98, 0.01, 0.01]]), torch.tensor([0.1]), 2)
     unsure = pm.CategoricalPredictive(torch.tensor([[0.4, 0.3, 0.3]]), torch.tensor([0.1]), 2)
-    for score in metrics.ood.SCORES:
-        assert uncertainty(unsure, score) > uncertainty(sure, score)
+    for score in metrics.ood.OOD_SCORES:
+        assert unsure.uncertainty(score) > sure.uncertainty(score)
     with pytest.raises(InputError, match="Did you mean 'entropy'"):
-        uncertainty(sure, "entropi")
+        sure.uncertainty("entropi")
 
 
 def test_fidelity():

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from polymode.data.sources import ArrayData, Data, as_data, as_tree
 from polymode.errors import InputError, require, require_whole, shortened, unknown_name
+from polymode.likelihoods import make_likelihood
 from polymode.trees import Tree, map_tree
 
 
@@ -221,7 +222,7 @@ def as_task(value: Any, name: str) -> Task:
         name,
         [split],
         likelihood,
-        num_outputs=len(classes) or _num_outputs(parts["train"], likelihood),
+        num_outputs=len(classes) or num_outputs_for(likelihood, parts["train"]),
         ood=None if ood is None else _foreign(ood, f"'ood' of {name}"),
         **others,
     )
@@ -250,15 +251,9 @@ def _likelihood_for(targets: Tensor) -> str:
     return "gaussian" if targets.is_floating_point() else "categorical"
 
 
-def _num_outputs(data: Data, likelihood: Any) -> int:
-    kind = likelihood if isinstance(likelihood, str) else likelihood.kind
-    first = next(iter(data.in_order(1))).targets
-    if kind == "categorical":
-        if isinstance(data, ArrayData):
-            return int(data.targets.max()) + 1
-        return 1 + max(int(part.targets.max()) for part in data.in_order())
-    width = first[0].numel()
-    return 2 * width if kind == "heteroscedastic_gaussian" else width
+def num_outputs_for(likelihood: Any, data: Data) -> int:
+    """Outputs that a network needs for a likelihood (a name or an object) and the targets of some data."""
+    return make_likelihood(likelihood).num_outputs(part.targets for part in data.in_order())
 
 
 # Numbers whose standard deviation is at most this share of the largest of them are constant but for rounding:

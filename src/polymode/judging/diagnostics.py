@@ -16,11 +16,10 @@ from torch import Tensor
 
 from polymode.data import Data
 from polymode.errors import InputError, require
-from polymode.judging.evaluation import NUM_SAMPLES, REFERENCE_SEED, arrays_of, mixture_samples
-from polymode.likelihoods import Categorical, Gaussian, Likelihood
-from polymode.metrics import agreement, total_variation, wasserstein1, wasserstein2
+from polymode.judging.contents import REFERENCE_SEED, contents_for
+from polymode.judging.evaluation import arrays_of
 from polymode.posteriors import Posterior
-from polymode.trees import Tree, map_tree
+from polymode.trees import map_tree
 
 MAX_POINTS, MAX_VALUES = 200, 1000
 LEAST_SAMPLES = 4  # of a chain: R-hat compares halves of them
@@ -94,26 +93,15 @@ def chain_values(posterior: Posterior, data: Data) -> np.ndarray:
     num_points = min(MAX_POINTS, data.num_examples)
     chosen = torch.linspace(0, data.num_examples - 1, num_points).long()
     some = map_tree(lambda t: t[chosen.to(t.device)], inputs)
-    outputs = torch.cat(
-        [_function(posterior.network.likelihood, out) for _, out, _ in posterior.by_points(some)], 1
-    )
+    likelihood = posterior.network.likelihood
+    said = [likelihood.function_values(outputs) for _, outputs, _ in posterior.by_points(some)]
+    outputs = torch.cat([each.flatten(2) if each.ndim > 2 else each[..., None] for each in said], 1)
     chains = torch.cat([block.labels[:, 1] for block in posterior.draw()])
     by_chain = [outputs[chains == chain] for chain in chains.unique()]
     shortest = min(len(values) for values in by_chain)
     values = torch.stack([chain[:shortest] for chain in by_chain]).flatten(2)
     spread = torch.linspace(0, values.shape[2] - 1, min(MAX_VALUES, values.shape[2])).long()
     return values[:, :, spread].double().cpu().numpy()
-
-
-def _function(likelihood: Likelihood, outputs: Tree) -> Tensor:
-    """What the outputs [M, b, ...] say about each point, [M, b, values]."""
-    if isinstance(likelihood, Gaussian):
-        mean, std = likelihood.moments(outputs)
-        both = [mean, std] if isinstance(std, Tensor) else [mean]
-        return torch.cat([part.flatten(2) if part.ndim > 2 else part[..., None] for part in both], -1)
-    raw = likelihood.read(outputs)
-    values = raw.softmax(-1) if isinstance(likelihood, Categorical) else raw.sigmoid()
-    return values.flatten(2) if values.ndim > 2 else values[..., None]
 
 
 def noise_floor(posterior: Posterior, data: Data) -> dict[str, float]:
@@ -128,41 +116,17 @@ def noise_floor(posterior: Posterior, data: Data) -> dict[str, float]:
     S samples together: all of them are about half as far from the truth as the halves are from each other.
     """
     likelihood = posterior.network.likelihood
-    if not isinstance(likelihood, Categorical | Gaussian):
-        raise InputError(f"A noise floor is of classes or numbers, not of {likelihood.kind!r}.")
+    contents = contents_for(likelihood, "A noise floor")
     inputs, _ = arrays_of(data)
     halves = _halves(torch.cat([block.labels[:, 1] for block in posterior.draw()]))
     noise = torch.Generator().manual_seed(REFERENCE_SEED)
     sums: dict[str, float] = {}
     for rows, outputs, weights in posterior.by_points(inputs):
-        if isinstance(likelihood, Gaussian):
-            samples, members = mixture_samples(likelihood, outputs, weights, NUM_SAMPLES, noise)
-            chosen = [half.to(members.device)[members] for half in halves]
-            found = [
-                {
-                    "wasserstein1": wasserstein1(samples[half], samples[~half]),
-                    "wasserstein2": wasserstein2(samples[half], samples[~half]),
-                }
-                for half in chosen
-            ]
-        else:
-            probabilities = likelihood.read(outputs).softmax(-1).double()
-            found = []
-            for half in halves:
-                first, second = (_mean(probabilities, weights, part) for part in (half, ~half))
-                distances = {"agreement": agreement(first, second)}
-                found.append(distances | {"total_variation": total_variation(first, second)})
+        found = contents.between_halves(likelihood, outputs, weights, halves, noise)
         for distances in found:
             for name, value in distances.items():  # means over the points of this chunk
                 sums[name] = sums.get(name, 0.0) + value * (rows.stop - rows.start)
     return {name: total / (len(halves) * data.num_examples) for name, total in sums.items()}
-
-
-def _mean(values: Tensor, weights: Tensor, some: Tensor) -> Tensor:
-    """The mean over some of the members, [M, ...] -> [...]."""
-    some = some.to(values.device)
-    share = weights.double()[some]
-    return torch.tensordot(share / share.sum(), values[some], 1)
 
 
 def _halves(chains: Tensor) -> list[Tensor]:

@@ -1,37 +1,25 @@
 """``evaluate``: the scores of a posterior on test data, in one dictionary."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from polymode import metrics
 from polymode.data import ArrayData, Data, as_data, as_tree, check_finite
 from polymode.errors import InputError, require
+from polymode.judging.contents import contents_for
 from polymode.judging.reference import Reference
-from polymode.likelihoods import Categorical, Gaussian, quantiles_of
-from polymode.likelihoods.predictive import (
-    BernoulliPredictive,
-    CategoricalPredictive,
-    GaussianPredictive,
-    Predictive,
-    labelled,
-)
+from polymode.likelihoods import Predictive
+from polymode.likelihoods.predictive import Observations
 from polymode.metrics.calibration import BINS, Bins
-from polymode.metrics.ood import OOD_SCORES, uncertainty
-from polymode.metrics.scores import check_probabilities
 from polymode.networks.surgery import match_precision
 from polymode.posteriors import Posterior
 from polymode.trees import Tree, leaves, length, map_tree
 
-NUM_SAMPLES = 1000  # of a predictive distribution; the number that the HMC references in use have
-REFERENCE_SEED = 1  # of the noise in a reference's samples: not that of the methods, which is 0
 Observe = Callable[[slice, Tree, Tensor], None]
-LEVELS = (0.025, 0.05, 0.95, 0.975)
 
 
 def evaluate(
@@ -56,11 +44,11 @@ def evaluate(
     Classes: accuracy, nll, brier, ece, mce, aurc, mutual_information, top5, and where asked for
     ood_<score>_<auroc|aupr|fpr95>, agreement, total_variation; where targets are tokens,
     bits_per_character as well, and tokens that are ignored do not count.
-    Bernoulli: accuracy, nll (summed over an example's labels). Gaussians: rmse, log_density, coverage90,
+    Bernoulli: accuracy, nll (summed over an example's labels). Numbers: rmse, log_density, coverage90,
     coverage95, mean_std, and with a reference wasserstein1, wasserstein2 (in the units the network sees).
     Sample weights do not count here.
     """
-    return evaluated(
+    return evaluate_in_full(
         posterior,
         data,
         ood=ood,
@@ -78,11 +66,11 @@ class Evaluation:
 
     scores: dict[str, float]
     predictive: Predictive
-    targets: Tensor
-    foreign: CategoricalPredictive | None = None
+    observations: Observations
+    foreign: Predictive | None = None
 
 
-def evaluated(
+def evaluate_in_full(
     posterior: Posterior,
     data: Any,
     *,
@@ -100,11 +88,11 @@ def evaluated(
     """
     inputs, targets = arrays_of(as_data(data))
     likelihood = posterior.network.likelihood
-    if not isinstance(likelihood, Categorical) and ood is not None:
+    if ood is not None and "ood_auroc" not in likelihood.columns:
         raise InputError(f"ood= needs a categorical likelihood, this is {likelihood.kind!r}.")
     if isinstance(reference, Reference):
         reference.check(as_data(data), likelihood)
-    elif reference is not None and not isinstance(likelihood, Categorical):
+    elif reference is not None and likelihood.reference_kind != "probabilities":
         raise InputError(
             f"reference= as a matrix needs a categorical likelihood, this is {likelihood.kind!r}: pass a "
             "Reference."
@@ -117,40 +105,18 @@ def evaluated(
             generator.set_state(start)
         return generator
 
-    log_prob, predictive = _judged_together(posterior, inputs, targets, num_draws, same_draws(), observe)
-    if isinstance(predictive, GaussianPredictive):
-        scores = _regression(predictive, targets, log_prob, target_scale)
-        if isinstance(reference, Reference):
-            samples = predictive_samples(posterior, inputs, num_draws, same_draws()).cpu()
-            scores["wasserstein1"] = metrics.wasserstein1(samples, reference.values)
-            scores["wasserstein2"] = metrics.wasserstein2(samples, reference.values)
-        return Evaluation(scores, predictive, targets)
-    if isinstance(predictive, BernoulliPredictive):
-        wrong = predictive.labels.cpu().reshape(targets.shape) != (targets.cpu() > 0.5)
-        scores = {"accuracy": 1 - wrong.double().mean().item(), "nll": -log_prob.double().mean().item()}
-        return Evaluation(scores, predictive, targets)
-    assert isinstance(likelihood, Categorical)
-    observed = likelihood.observed(targets).to(log_prob.device)
-    scores = _classification(predictive, targets, likelihood.ignore_index, bins)
-    scores["nll"] = -log_prob.double()[observed].mean().item()  # in logarithms: no underflow
-    if targets.ndim > 1:
-        scores["bits_per_character"] = scores["nll"] / math.log(2)
+    predictive, observations = _judged_together(posterior, inputs, targets, num_draws, same_draws(), observe)
+    scores = predictive.scores(observations, target_scale=target_scale, bins=bins)
     foreign = None
     if ood is not None:
         foreign = posterior.predict(_inputs(ood), num_draws, same_draws())
-        assert isinstance(foreign, CategoricalPredictive)
-        for score in OOD_SCORES:
-            ordinary = uncertainty(predictive, score)
-            ordinary = ordinary[observed.to(ordinary.device)]
-            found = metrics.ood_scores(ordinary, uncertainty(foreign, score).flatten())
-            scores |= {f"ood_{score}_{key}": value for key, value in vars(found).items()}
+        scores |= predictive.ood_scores(foreign, observations)
     if reference is not None:
+        contents = contents_for(likelihood)
+        ours = contents.predicted(posterior, inputs, num_draws, same_draws(), predictive=predictive)
         values = reference.values if isinstance(reference, Reference) else reference
-        reference = torch.as_tensor(values).to(predictive.mean.device)
-        check_probabilities(reference.flatten(0, -2))
-        scores["agreement"] = metrics.agreement(predictive.mean, reference)
-        scores["total_variation"] = metrics.total_variation(predictive.mean, reference)
-    return Evaluation(scores, predictive, targets, foreign)
+        scores |= contents.distances(ours, values)
+    return Evaluation(scores, predictive, observations, foreign)
 
 
 def _judged_together(
@@ -160,73 +126,34 @@ def _judged_together(
     num_draws: int | None,
     generator: torch.Generator | None,
     observe: Observe | None,
-) -> tuple[Tensor, Predictive]:
-    """Log densities of the targets and the predictive, from one pass of all members over the points."""
+) -> tuple[Predictive, Observations]:
+    """The predictive, and what it says of the targets, from one pass of all members over the points."""
     likelihood = posterior.network.likelihood
     num_points = length(inputs := as_tree(inputs))
     require(num_points > 0, "There are no points to predict.")
     require(len(targets) == num_points, f"{len(targets)} targets for {num_points} inputs.")
     check_finite(match_precision(posterior.network.dtype, inputs))
     accumulator = likelihood.accumulator(num_points)
-    log_probs, quantiles = [], []
+    parts: dict[str, list[Tensor]] = {}
+    quantiles = []
     for rows, outputs, weights in posterior.by_points(inputs, num_draws, generator):
         chunk, first = targets[rows].to(weights.device), map_tree(lambda t: t[0], outputs)
         likelihood.check_outputs(first, chunk)
         likelihood.check_targets(chunk, first)
-        each = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, chunk).double()
-        shares = (weights.double() / weights.double().sum()).log().reshape(-1, *[1] * (each.ndim - 1))
-        log_probs.append(torch.logsumexp(each + shares, 0))
+        for name, values in likelihood.found(outputs, weights, chunk).items():
+            parts.setdefault(name, []).append(values)
         accumulator.update(outputs, weights, rows)
-        if isinstance(likelihood, Gaussian):
+        if likelihood.levels:
             dtype = next(leaves(outputs)).dtype
-            quantiles.append(quantiles_of(likelihood, outputs, weights, LEVELS).to(dtype))
+            quantiles.append(likelihood.quantiles(outputs, weights, likelihood.levels).to(dtype))
         if observe is not None:
             observe(rows, outputs, weights)
     predictive = accumulator.result()
-    if isinstance(predictive, GaussianPredictive):
+    if quantiles:
         values = torch.cat(quantiles, 1)
-        predictive = replace(predictive, quantiles=dict(zip(LEVELS, values, strict=True)))
-    return torch.cat(log_probs), predictive
-
-
-def predictive_samples(
-    posterior: Posterior,
-    inputs: Tree,
-    num_draws: int | None = None,
-    generator: torch.Generator | None = None,
-    *,
-    num_samples: int = NUM_SAMPLES,
-    seed: int = 0,
-) -> Tensor:
-    """Samples [S, N] of the predictive distribution of a regression with one output.
-
-    Members take part in proportion to their weights, spread evenly over all of them where there are more
-    than samples, each with noise of its own.
-    """
-    likelihood = posterior.network.likelihood
-    if not isinstance(likelihood, Gaussian):
-        raise InputError(f"Samples of numbers need a Gaussian likelihood, this is {likelihood.kind!r}.")
-    noise = torch.Generator().manual_seed(seed)
-    chunks = []
-    for _, outputs, weights in posterior.by_points(inputs, num_draws, generator):
-        chunks.append(mixture_samples(likelihood, outputs, weights, num_samples, noise)[0])
-    return torch.cat(chunks, 1)
-
-
-def mixture_samples(
-    likelihood: Gaussian, outputs: Tree, weights: Tensor, num_samples: int, noise: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Samples [S, b] from outputs [M, b, 1] of all members, and the member [S] that each comes from."""
-    mean, std = likelihood.moments(outputs)
-    if mean[0, 0].numel() != 1:
-        raise InputError(f"A reference is about one output, the network has {mean[0, 0].numel()}.")
-    share = (weights.double() / weights.double().sum()).cumsum(0).cpu()
-    places = (torch.arange(num_samples, dtype=torch.float64) + 0.5) / num_samples
-    chosen = torch.searchsorted(share, places).clamp(max=len(share) - 1).to(mean.device)
-    mean = mean.flatten(1)[chosen].double()
-    std = std.flatten(1)[chosen].double() if isinstance(std, Tensor) else std
-    drawn = torch.randn(mean.shape, generator=noise, dtype=torch.float64).to(mean.device)
-    return mean + std * drawn, chosen
+        predictive = predictive.with_quantiles(dict(zip(likelihood.levels, values, strict=True)))
+    found = {name: torch.cat(each) for name, each in parts.items()}
+    return predictive, Observations(targets, likelihood.observed(targets), found.pop("log_prob"), found)
 
 
 def arrays_of(data: Data) -> tuple[Tree, Tensor]:
@@ -240,37 +167,3 @@ def arrays_of(data: Data) -> tuple[Tree, Tensor]:
 
 def _inputs(source: Any) -> Tree:
     return arrays_of(as_data(source))[0] if isinstance(source, Data | DataLoader) else as_tree(source)
-
-
-def _classification(
-    predictive: CategoricalPredictive, labels: Tensor, ignore_index: int | None, bins: Bins
-) -> dict[str, float]:
-    probabilities, labels = labelled(predictive.mean, labels, ignore_index)
-    wrong = (probabilities.argmax(-1) != labels).double()
-    scores = {
-        "accuracy": metrics.accuracy(probabilities, labels),
-        "brier": metrics.brier(probabilities, labels),
-        "ece": metrics.ece(probabilities, labels, bins.number, min_count=bins.min_count),
-        "mce": metrics.mce(probabilities, labels, bins.number, min_count=bins.min_count),
-        "aurc": metrics.aurc(probabilities.amax(-1), wrong),
-        "mutual_information": predictive.mutual_information.double().mean().item(),
-    }
-    if probabilities.shape[-1] > 5:
-        scores["top5"] = metrics.accuracy(probabilities, labels, top=5)
-    return scores
-
-
-def _regression(
-    predictive: GaussianPredictive, targets: Tensor, log_prob: Tensor, scale: float
-) -> dict[str, float]:
-    assert predictive.quantiles is not None
-    q = {level: value.cpu() for level, value in predictive.quantiles.items()}
-    targets = targets.cpu()
-    return {
-        "rmse": scale * metrics.rmse(predictive.mean.cpu(), targets),
-        # The density of scale · y is the density of y divided by the scale, once for each output.
-        "log_density": log_prob.double().mean().item() - math.log(scale) * targets[0].numel(),
-        "coverage90": metrics.interval_coverage(q[0.05], q[0.95], targets),
-        "coverage95": metrics.interval_coverage(q[0.025], q[0.975], targets),
-        "mean_std": scale * predictive.std.double().mean().item(),
-    }

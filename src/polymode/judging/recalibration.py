@@ -1,13 +1,16 @@
 """Corrections on top of any predictive, fitted on held-out points."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from polymode.errors import InputError, require
-from polymode.likelihoods.predictive import CategoricalPredictive, GaussianPredictive, entropy, labelled
+from polymode.likelihoods import CategoricalPredictive, NumbersPredictive, Predictive
+
+P = TypeVar("P", bound=Predictive)
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,8 @@ class TemperatureScaling:
         cls, predictive: CategoricalPredictive, labels: Tensor, ignore_index: int | None = None
     ) -> "TemperatureScaling":
         """Find the minimum over held-out labels [N] or tokens [N, T]; in 1/T the NLL is convex."""
-        _check_kind(predictive, CategoricalPredictive)
-        probabilities, labels = labelled(predictive.mean.double(), labels, ignore_index)
-        logs = _safe_log(probabilities)
+        probabilities, labels = _predictive(predictive).labelled(labels, ignore_index)
+        logs = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
 
         def slope(inverse: float) -> float:
             # d NLL / d(1/T) = E[Σ_c q_c log p_c − log p_y], q the tempered probabilities.
@@ -42,20 +44,15 @@ class TemperatureScaling:
 
     def apply(self, predictive: CategoricalPredictive) -> CategoricalPredictive:
         """Temper the mean; how far the members disagree (the mutual information) is left as it was."""
-        tempered = (_safe_log(predictive.mean) / self.temperature).softmax(-1)
-        within = (entropy(tempered) - predictive.mutual_information).clamp(min=0)
-        return replace(predictive, mean=tempered, expected_entropy=within)
+        return _predictive(predictive).tempered(self.temperature)
 
 
-def _check_kind(predictive: object, kind: type) -> None:
+def _predictive(given: P) -> P:
     require(
-        isinstance(predictive, kind),
-        f"Expected a {kind.__name__}, as posterior.predict() gives it, got {type(predictive).__name__}.",
+        isinstance(given, Predictive),
+        f"Expected a predictive, as posterior.predict() gives it, got {type(given).__name__}.",
     )
-
-
-def _safe_log(probabilities: Tensor) -> Tensor:
-    return probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+    return given
 
 
 def _conformal_quantile(scores: Tensor, miscoverage: float) -> float:
@@ -90,8 +87,7 @@ class ConformalSets:
         ignore_index: int | None = None,
     ) -> "ConformalSets":
         """Find the threshold on held-out labels [N] or tokens [N, T]."""
-        _check_kind(predictive, CategoricalPredictive)
-        probabilities, labels = labelled(predictive.mean.double(), labels, ignore_index)
+        probabilities, labels = _predictive(predictive).labelled(labels, ignore_index)
         of_label = probabilities.gather(-1, labels[:, None]).squeeze(-1)
         return cls(_conformal_quantile(1 - of_label, miscoverage))
 
@@ -108,19 +104,11 @@ class ConformalIntervals:
 
     @classmethod
     def fit(
-        cls, predictive: GaussianPredictive, targets: Tensor, miscoverage: float = 0.1
+        cls, predictive: NumbersPredictive, targets: Tensor, miscoverage: float = 0.1
     ) -> "ConformalIntervals":
         """Find the factor on held-out targets, in the shape of the means or without a last axis of one."""
-        _check_kind(predictive, GaussianPredictive)
-        require(
-            targets.numel() == predictive.mean.numel(),
-            f"Targets {list(targets.shape)} do not fit means {list(predictive.mean.shape)}.",
-        )
-        targets = targets.to(predictive.mean.device)
-        mean, std = (t.reshape(targets.shape).double() for t in (predictive.mean, predictive.std))
-        return cls(_conformal_quantile(((targets - mean) / std).abs().flatten(), miscoverage))
+        return cls(_conformal_quantile(_predictive(predictive).standardised_errors(targets), miscoverage))
 
-    def intervals(self, predictive: GaussianPredictive) -> tuple[Tensor, Tensor]:
+    def intervals(self, predictive: NumbersPredictive) -> tuple[Tensor, Tensor]:
         """Lower and upper ends, in the shape of the mean."""
-        margin = self.factor * predictive.std
-        return predictive.mean - margin, predictive.mean + margin
+        return _predictive(predictive).interval(self.factor)

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from polymode.data import Data
 from polymode.errors import InputError, unknown_name
-from polymode.likelihoods import Categorical, Gaussian, Likelihood
+from polymode.judging.contents import CONTENTS, Contents, contents_for
+from polymode.likelihoods import Likelihood
 from polymode.storage import write_bytes
 from polymode.trees import leaves
-
-CONTENTS = ("probabilities", "samples")
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Reference:
     values: probabilities [N, C] of classes, or samples [R, N] of the predictive distribution of numbers, as
     the network sees them (standardised). rows: [N], a hash of each point's inputs, where it is known: it
     tells other points, and another order of the same ones. about: where it comes from, as JSON values; its
-    "noise_floor" is what ``diagnostics.noise_floor`` gives.
+    "noise_floor" is what ``diagnostics.noise_floor`` gives, its "units" those of distances.
     """
 
     kind: str
@@ -44,13 +43,7 @@ class Reference:
             raise InputError(
                 f"A reference of {self.kind} is a matrix of finite numbers, got {list(self.values.shape)}."
             )
-        if self.kind == "probabilities":
-            off = (self.values.double().sum(1) - 1).abs().max().item()
-            if off > 1e-3 or bool((self.values < -1e-6).any()):
-                raise InputError(
-                    "Probabilities of a reference must be at least 0 and sum to 1 in each row; one is off "
-                    f"by {off:.2g}."
-                )
+        self.contents.check(self.values)
         floor = self.about.get("noise_floor", {})
         if not isinstance(floor, dict) or not all(isinstance(v, int | float) for v in floor.values()):
             raise InputError(
@@ -59,7 +52,17 @@ class Reference:
 
     @property
     def num_points(self) -> int:
-        return self.values.shape[0 if self.kind == "probabilities" else 1]
+        return self.values.shape[self.contents.point_axis]
+
+    @property
+    def contents(self) -> Contents:
+        """How values of this kind are compared."""
+        return CONTENTS[self.kind]
+
+    @property
+    def units(self) -> str:
+        """What distances to it are measured in; empty where they have no units."""
+        return self.about.get("units", self.contents.units)
 
     @property
     def noise_floor(self) -> dict[str, float] | None:
@@ -73,11 +76,7 @@ class Reference:
 
     def check(self, test: Data, likelihood: Likelihood, num_outputs: int | None = None) -> None:
         """Raise an ``InputError`` unless it is about these test points, in their order, and these classes."""
-        wanted = "samples" if isinstance(likelihood, Gaussian) else "probabilities"
-        if not isinstance(likelihood, Gaussian | Categorical):
-            raise InputError(
-                f"A reference is of classes or numbers, not of the likelihood {likelihood.kind!r}."
-            )
+        wanted = contents_for(likelihood).name
         if self.kind != wanted:
             raise InputError(
                 f"The reference holds {self.kind}; the likelihood {likelihood.kind!r} needs {wanted}."
@@ -87,8 +86,7 @@ class Reference:
                 f"The reference is about {self.num_points} points, the test data have {test.num_examples}: "
                 "they must be the same points in the same order."
             )
-        if self.kind == "probabilities" and num_outputs is not None and self.values.shape[1] != num_outputs:
-            raise InputError(f"The reference has {self.values.shape[1]} classes, the task has {num_outputs}.")
+        self.contents.check_about(self.values, test, num_outputs)
         self._check_order(test)
 
     def _check_order(self, test: Data) -> None:
@@ -106,15 +104,7 @@ class Reference:
                 f"The reference is about other test points: {differing} of {self.num_points} differ. The "
                 "data must be read with the options that the reference was made with."
             )
-        if self.kind == "probabilities":
-            labels = torch.cat([examples.targets for examples in test.in_order()]).cpu()
-            right = (self.values.argmax(1) == labels).double().mean().item()
-            commonest = labels.bincount().max().item() / len(labels)
-            if right < commonest - 3 * (commonest * (1 - commonest) / len(labels)) ** 0.5:
-                raise InputError(
-                    f"The reference is right on {right:.1%} of the test points, less than always naming the "
-                    f"commonest class ({commonest:.1%}): it seems to be in another order."
-                )
+        self.contents.check_order(self.values, test)
 
     def save(self, path: str | Path) -> Path:
         """Write it as an NPZ file."""

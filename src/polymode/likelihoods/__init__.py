@@ -1,41 +1,47 @@
 """Likelihoods: what a network's outputs mean, for one member.
 
 Each has ``log_prob(outputs, targets)`` per observation, checks for bad input before training, and an
-accumulator that turns the outputs of many members into one predictive.
+accumulator that turns the outputs of many members into one predictive. Both say how they are judged: its
+scores and columns, its curves, its reference, what is written of it.
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from polymode.errors import InputError, unknown_name
 from polymode.likelihoods.base import Likelihood
-from polymode.likelihoods.bernoulli import Bernoulli
-from polymode.likelihoods.categorical import Categorical
+from polymode.likelihoods.bernoulli import Bernoulli, BernoulliPredictive
+from polymode.likelihoods.categorical import Categorical, CategoricalPredictive
 from polymode.likelihoods.gaussian import (
     FixedGaussian,
     Gaussian,
+    GaussianPredictive,
     HeteroscedasticGaussian,
     LearnedGaussian,
-    NoiseLevel,
 )
-from polymode.likelihoods.predictive import mixture_quantiles
+from polymode.likelihoods.location_scale import NoiseLevel
+from polymode.likelihoods.numbers import Numbers, NumbersPredictive
+from polymode.likelihoods.predictive import Predictive
 from polymode.trees import Tree, map_tree
 
 __all__ = [
     "LIKELIHOODS",
     "Bernoulli",
+    "BernoulliPredictive",
     "Categorical",
+    "CategoricalPredictive",
     "FixedGaussian",
     "Gaussian",
+    "GaussianPredictive",
     "HeteroscedasticGaussian",
     "LearnedGaussian",
     "Likelihood",
     "NoiseLevel",
+    "Numbers",
+    "NumbersPredictive",
+    "Predictive",
     "make_likelihood",
     "member_losses",
-    "quantiles_of",
 ]
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {
@@ -80,14 +86,3 @@ def member_losses(
         map_tree(lambda t: t[0].detach(), outputs), targets[0] if targets_have_members else targets
     )
     return torch.vmap(lambda o, t: likelihood.mean_loss(o, t, None), in_dims=in_dims)(outputs, targets)
-
-
-def quantiles_of(likelihood: Likelihood, outputs: Tree, weights: Tensor, levels: Sequence[float]) -> Tensor:
-    """Quantiles [q, b, ...] of the mixture of all members' outputs [m, b, ...] at some points."""
-    if not isinstance(likelihood, Gaussian):
-        raise InputError(f"Quantiles need a Gaussian likelihood, this one is {likelihood.kind!r}.")
-    means, stds = likelihood.moments(outputs)
-    stds = stds if isinstance(stds, Tensor) else torch.full_like(means, stds)
-    weights = weights.double() / weights.double().sum()
-    at = torch.tensor(list(levels), dtype=torch.float64, device=means.device)
-    return mixture_quantiles(means, stds, weights, at)

@@ -1,23 +1,39 @@
 """What every likelihood is, and the checks they share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from polymode.errors import InputError, unknown_name
 from polymode.likelihoods.predictive import Accumulator
+from polymode.metrics.columns import Column
+from polymode.metrics.diversity import label_disagreement
 from polymode.trees import Tree
 
 
 @dataclass(frozen=True)
 class Likelihood(ABC):
-    """p(y | outputs). ``output`` names the entry to read when the network returns a dictionary."""
+    """p(y | outputs). ``output`` names the entry to read when the network returns a dictionary.
+
+    reads: whether a column of targets holds labels or numbers. columns: the scores that a comparison shows,
+    by name; those that a posterior has not been given are left out. quality: the one that gains are measured
+    in, proper and about the whole predictive. reference_kind: what a reference of it holds
+    (``judging.contents``), None where there is none. levels: of the quantiles that its scores need. units:
+    what targets are, as the network sees them. difference_name: what ``difference`` measures.
+    """
 
     kind: ClassVar[str]
+    reads: ClassVar[Literal["labels", "numbers"]]
+    columns: ClassVar[Mapping[str, Column]]
+    quality: ClassVar[str]
+    reference_kind: ClassVar[Literal["probabilities", "samples"] | None] = None
+    levels: ClassVar[tuple[float, ...]] = ()
+    units: ClassVar[str] = ""
+    difference_name: ClassVar[str] = "disagreement"
     squared_errors: ClassVar[bool] = False
     per_token: ClassVar[bool] = False  # each entry of the targets is an observation of its own
     output: str | None = None
@@ -43,6 +59,10 @@ class Likelihood(ABC):
     def prepare(self, module: nn.Module) -> nn.Module:
         """Add what the likelihood itself has to learn to the (prepared) network."""
         return module
+
+    def check_prepared(self, module: nn.Module) -> None:
+        """Raise an ``InputError`` unless a module that was trained holds what ``prepare`` adds."""
+        return
 
     @abstractmethod
     def terms(self, outputs: Tree, targets: Tensor) -> Tensor:
@@ -89,6 +109,20 @@ class Likelihood(ABC):
             terms = terms * weights.reshape(-1, *[1] * (terms.ndim - 1))
         return terms.sum() * (-1 / self.num_observations(targets))
 
+    # --- data -------------------------------------------------------------------------------
+
+    def num_outputs(self, targets: Iterable[Tensor]) -> int:
+        """Outputs that a network needs for all targets, which come in parts [b, ...]."""
+        return next(iter(targets))[0].numel()
+
+    def class_names(self, num_outputs: int) -> tuple[str, ...]:
+        """Names of the classes that so many outputs tell apart, where they have no others."""
+        return ()
+
+    def target_scaling(self, mean: float, std: float) -> tuple[float, float]:
+        """Shift and scale that raw targets of this mean and deviation are standardised with."""
+        return 0.0, 1.0
+
     def randomised(self, targets: Tensor, draw: Callable[[int], Tensor]) -> tuple[Tensor, Tensor | None]:
         """Targets, and weights of the examples, of one random data set; targets lead with any axes.
 
@@ -97,6 +131,39 @@ class Likelihood(ABC):
         likelihood bootstrap, Newton and Raftery 1994).
         """
         return targets, -draw(1).squeeze(-1).log()
+
+    # --- judging ----------------------------------------------------------------------------
+
+    def found(self, outputs: Tree, weights: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """What the mixture of outputs [M, b, ...] says of its targets, for scores and curves.
+
+        "log_prob" and what ``Predictive.scores`` of this likelihood reads beside it, a row an observation.
+        """
+        each = torch.vmap(self.log_prob, in_dims=(0, None))(outputs, targets).double()
+        shares = (weights.double() / weights.double().sum()).log().reshape(-1, *[1] * (each.ndim - 1))
+        return {"log_prob": torch.logsumexp(each + shares, 0)}
+
+    @abstractmethod
+    def answers(self, outputs: Tree) -> Tensor:
+        """The one answer that each member gives, [M, b, ...]: a label or a number."""
+
+    def difference(self, answers: Tensor, targets: Tensor) -> Tensor:
+        """How far the answers [M, N] of every two members are apart, [M, M]; targets: of all test points."""
+        return label_disagreement(answers)
+
+    @abstractmethod
+    def function_values(self, outputs: Tree) -> Tensor:
+        """All that each member says of a point, [M, b, ...], as numbers that chains can be compared by."""
+
+    def quantiles(self, outputs: Tree, weights: Tensor, levels: Sequence[float]) -> Tensor:
+        """Quantiles [q, b, ...] of the mixture of all members' outputs [M, b, ...] at some points."""
+        raise InputError(f"Quantiles need a likelihood of numbers, this one is {self.kind!r}.")
+
+    def samples(
+        self, outputs: Tree, weights: Tensor, num_samples: int, noise: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Samples [S, b] of the mixture of outputs [M, b, 1], and the member [S] that each comes from."""
+        raise InputError(f"Samples of numbers need a likelihood of numbers, this one is {self.kind!r}.")
 
     def config(self) -> dict:
         """The kind and options, as JSON values."""

@@ -1,8 +1,10 @@
 """Yes or no, once or for many labels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,7 +17,15 @@ from polymode.likelihoods.base import (
     first_place,
     match_trailing_one,
 )
-from polymode.likelihoods.predictive import Accumulator, BernoulliPredictive
+from polymode.likelihoods.predictive import (
+    Accumulator,
+    LabelsPredictive,
+    Observations,
+    columns_of_outputs,
+    described,
+)
+from polymode.metrics.calibration import BINS, Bins
+from polymode.metrics.columns import Column, by_key
 from polymode.trees import Tree
 
 
@@ -27,6 +37,12 @@ class Bernoulli(Likelihood):
     """
 
     kind: ClassVar[str] = "bernoulli"
+    reads: ClassVar = "labels"
+    columns: ClassVar = by_key(
+        Column("accuracy", "accuracy", "high", 4, "share of right labels"),
+        Column("nll", "NLL", "low", 4, "−log probability of the true labels, in nats"),
+    )
+    quality: ClassVar[str] = "nll"
 
     def _logits(self, outputs: Tree, targets: Tensor) -> Tensor:
         return match_trailing_one(self.read(outputs), targets)
@@ -51,6 +67,12 @@ class Bernoulli(Likelihood):
     def check_outputs(self, outputs: Tree, targets: Tensor) -> None:
         check_same_shape("Bernoulli", self._logits(outputs, targets), targets)
 
+    def answers(self, outputs: Tree) -> Tensor:
+        return (self.read(outputs) > 0).long()
+
+    def function_values(self, outputs: Tree) -> Tensor:
+        return self.read(outputs).sigmoid()
+
     def accumulator(self, num_points: int) -> Accumulator:
         return _BernoulliAccumulator(self, num_points)
 
@@ -67,5 +89,43 @@ class _BernoulliAccumulator(Accumulator):
         self.add("entropy", weights, both, rows)
         self.count(weights, rows)
 
-    def result(self) -> BernoulliPredictive:
+    def result(self) -> "BernoulliPredictive":
         return BernoulliPredictive(self.mean("mean"), self.mean("entropy"), self.num_members)
+
+
+@dataclass(frozen=True)
+class BernoulliPredictive(LabelsPredictive):
+    """Mean probabilities of independent yes/no outputs: mean and expected_entropy [N, ...]."""
+
+    @property
+    def entropy(self) -> Tensor:
+        return torch.special.entr(self.mean) + torch.special.entr(1 - self.mean)
+
+    def __repr__(self) -> str:
+        return described(
+            self,
+            self.mean.shape,
+            f"{self.num_members} members",
+            probability=self.mean,
+            entropy=self.entropy,
+            mutual_information=self.mutual_information,
+        )
+
+    @property
+    def labels(self) -> Tensor:
+        return (self.mean > 0.5).to(torch.int64)
+
+    def scores(
+        self, observations: Observations, *, target_scale: float = 1.0, bins: Bins = BINS
+    ) -> dict[str, float]:
+        targets = observations.targets.cpu()
+        wrong = self.labels.cpu().reshape(targets.shape) != (targets > 0.5)
+        return {
+            "accuracy": 1 - wrong.double().mean().item(),
+            "nll": -observations.log_prob.double().mean().item(),
+        }
+
+    def table(
+        self, *, classes: Sequence[str] = (), shift: float = 0.0, scale: float = 1.0
+    ) -> dict[str, np.ndarray]:
+        return columns_of_outputs(self.tensors())

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError
-from polymode.likelihoods.predictive import entropy
+from polymode.metrics.probabilities import entropy
 from polymode.networks.members import Members
 
 

@@ -6,8 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polymode.errors import InputError, unknown_name
-from polymode.likelihoods.predictive import CategoricalPredictive
+from polymode.errors import InputError
 from polymode.metrics.ranks import ranks_of
 
 Score = Literal["max_probability", "entropy", "mutual_information"]
@@ -27,17 +26,6 @@ class OodScores:
     auroc: float
     aupr: float
     fpr95: float
-
-
-def uncertainty(predictive: CategoricalPredictive, score: Score) -> Tensor:
-    """A number per point that is larger where the predictive is less sure."""
-    if score == "max_probability":
-        return 1 - predictive.confidence
-    if score == "entropy":
-        return predictive.entropy
-    if score == "mutual_information":
-        return predictive.mutual_information
-    raise unknown_name("uncertainty score", score, OOD_SCORES)
 
 
 def ood_scores(ordinary: Tensor, foreign: Tensor) -> OodScores:

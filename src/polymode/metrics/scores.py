@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError
-from polymode.likelihoods.predictive import labelled
+from polymode.metrics.probabilities import labelled
 from polymode.metrics.ranks import ranks_of
 
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from polymode.errors import InputError, require, require_whole, unknown_name
-from polymode.likelihoods import FixedGaussian, LearnedGaussian, Likelihood, make_likelihood
-from polymode.likelihoods.gaussian import NoiseLevel
+from polymode.likelihoods import FixedGaussian, Likelihood, make_likelihood
 from polymode.networks.members import Backend, Tensors
 from polymode.networks.selection import Where, is_normalisation
 from polymode.networks.surgery import prepare_in_place, reinitialised, tensors_of, trainable_names
@@ -214,11 +213,7 @@ def patched_posterior(
 ) -> ComponentMixture:
     """The posterior of a patched module as it is now: to predict, to be scored and to be saved."""
     likelihood = make_likelihood(likelihood)
-    if isinstance(likelihood, LearnedGaussian) and not isinstance(module, NoiseLevel):
-        raise InputError(
-            "The noise level of 'gaussian' is trained beside the network: patch likelihood.prepare(module) "
-            "with likelihood = LearnedGaussian(), or use a likelihood without one, such as 'fixed_gaussian'."
-        )
+    likelihood.check_prepared(module)
     whole, weights = _mixture_of(module), _weights(module)
     tensors = {
         (COMPONENTS if name in whole.names else SHARED) + name: parameter.detach().clone()

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from polymode.data import as_tree, check_finite
 from polymode.errors import InputError, require, require_whole
-from polymode.likelihoods import quantiles_of
-from polymode.likelihoods.predictive import GaussianPredictive, Predictive
+from polymode.likelihoods import Predictive
 from polymode.networks.members import Backend, Members, Tensors, forward_members
 from polymode.networks.surgery import match_precision, structure_of
 from polymode.posteriors.network import Network
@@ -180,7 +179,7 @@ class Posterior(ABC):
         """Stream over the members and return what they say together.
 
         inputs: a tree of tensors [N, ...]. quantiles: levels of the mixture's distribution function
-        to invert (Gaussian likelihoods); this replays the draws once per chunk of points.
+        to invert (likelihoods of numbers); this replays the draws once per chunk of points.
         """
         require(length(inputs := as_tree(inputs)) > 0, "There are no points to predict.")
         check_finite(match_precision(self.network.dtype, inputs))  # as the network will see them
@@ -191,12 +190,7 @@ class Posterior(ABC):
         predictive = accumulator.result()
         if not quantiles:
             return predictive
-        if not isinstance(predictive, GaussianPredictive):
-            raise InputError(
-                f"Quantiles need a Gaussian likelihood, this one is {self.network.likelihood.kind!r}."
-            )
-        by_level = self._quantiles(inputs, num_draws, generator, state, quantiles)
-        return replace(predictive, quantiles=by_level)
+        return predictive.with_quantiles(self._quantiles(inputs, num_draws, generator, state, quantiles))
 
     def _quantiles(
         self,
@@ -208,7 +202,7 @@ class Posterior(ABC):
     ) -> dict[float, Tensor]:
         chunks = []
         for _, outputs, weights in self.by_points(inputs, num_draws, generator, state):
-            chunks.append(quantiles_of(self.network.likelihood, outputs, weights, levels))
+            chunks.append(self.network.likelihood.quantiles(outputs, weights, levels))
         values = torch.cat(chunks, 1).to(next(leaves(outputs)).dtype)  # pyright: ignore
         return dict(zip(levels, values, strict=True))
 

@@ -258,7 +258,10 @@ def test_weights_that_are_not_the_network_s_are_refused(folder, change, message)
         ({"target_scale": 0.0}, "target_scale must be positive"),
         ({"target_scale": "1"}, "target_scale must be finite numbers, got '1'"),
         ({"classes": [1, 2]}, "classes must be a list of text"),
-        ({"classes": ["only one"]}, "names 1 classes, and its network tells 2 apart"),
+        (
+            {"classes": ["only one"]},
+            "is damaged: 1 names of classes are given, and the network tells 2 apart",
+        ),
         ({"stranger": 1}, "Unknown entry of a preparation of examples 'stranger'"),
     ],
 )

@@ -6,8 +6,7 @@ import pytest
 
 from polymode.application.cli.output import price_table
 from polymode.application.comparison import Comparison, Result, Summary
-from polymode.application.comparison.columns import CLASSES, NUMBERS
-from polymode.likelihoods import Bernoulli, Categorical, HeteroscedasticGaussian
+from polymode.likelihoods import LIKELIHOODS, Categorical, FixedGaussian
 
 
 def result(label, *, num_seeds=None, **scores):
@@ -26,8 +25,8 @@ def result(label, *, num_seeds=None, **scores):
     return Result(label, {"name": label}, 3, replicates, price)
 
 
-def comparison(*results, columns=CLASSES, quality=CLASSES[1]):
-    return Comparison("test", columns, quality, results, {}, {}, {})
+def comparison(*results, likelihood=None):
+    return Comparison("test", likelihood or Categorical(), results, {}, {}, {})
 
 
 def test_standard_errors_are_those_of_a_mean():
@@ -67,7 +66,7 @@ def test_gains_are_paired_over_replicates():
     assert gain.standard_error == pytest.approx(math.sqrt(((1 / 30) ** 2 * 2 + (2 / 30) ** 2) / 2 / 3))
     assert both.gain(base) is None
     density = comparison(
-        result("a", log_density=[1.0]), result("b", log_density=[3.0]), columns=NUMBERS, quality=NUMBERS[1]
+        result("a", log_density=[1.0]), result("b", log_density=[3.0]), likelihood=FixedGaussian()
     )
     assert density.gain(density.results[1]).mean == 2.0  # higher is better here
 
@@ -110,10 +109,10 @@ def test_the_best_of_a_column_goes_its_way():
     # The digits shown do not tell 0.01234 from 0.01229.
     assert by_key == {"accuracy": {"a", "c"}, "nll": {"b"}, "ece": {"a", "b"}}
     coverage = comparison(
-        result("a", coverage90=[0.99]), result("b", coverage90=[0.87]), columns=NUMBERS, quality=NUMBERS[1]
+        result("a", coverage90=[0.99]), result("b", coverage90=[0.87]), likelihood=FixedGaussian()
     )
-    assert coverage.best(NUMBERS[2]) == {"b"}  # nearer to 0.9
-    assert comparison(result("a", nll=[0.1])).best(CLASSES[1]) == set()  # alone is not best
+    assert coverage.best(FixedGaussian.columns["coverage90"]) == {"b"}  # nearer to 0.9
+    assert comparison(result("a", nll=[0.1])).best(Categorical.columns["nll"]) == set()  # alone is not best
 
 
 def test_a_score_that_some_replicates_lack_is_not_shown_for_the_method():
@@ -126,7 +125,6 @@ def test_a_score_that_some_replicates_lack_is_not_shown_for_the_method():
 
 
 def test_every_likelihood_has_columns_and_a_quality():
-    from polymode.application.comparison.columns import columns_for, quality_of
-
-    for likelihood in (Categorical(), Bernoulli(), HeteroscedasticGaussian()):
-        assert quality_of(likelihood) in columns_for(likelihood)
+    for likelihood in LIKELIHOODS.values():
+        assert likelihood.columns[likelihood.quality].better in ("high", "low")
+        assert all(column.key == key for key, column in likelihood.columns.items())

@@ -13,6 +13,7 @@ from polymode.application.cli.options import JudgingOptions, UsageError, option,
 from polymode.application.comparison import check_reference_for
 from polymode.application.datasets.loading import load_inputs_for_ood, load_task
 from polymode.data import Task
+from polymode.data.task import num_outputs_for
 from polymode.errors import unknown_name
 from polymode.judging.reference import Reference
 from polymode.likelihoods import LIKELIHOODS, make_likelihood
@@ -98,15 +99,14 @@ class Job:
         """What was understood of the data, in a line: a reader sees at once when it is not what was meant."""
         split, task = self.task.splits[0], self.task
         ready = split.preprocessing
-        likelihood = make_likelihood(task.likelihood).kind
-        if ready.classes or likelihood == "categorical":
-            names = ready.classes or tuple(str(index) for index in range(task.num_outputs))
+        likelihood = make_likelihood(task.likelihood)
+        if names := ready.classes or likelihood.class_names(task.num_outputs):
             # Symbols of a text may be line ends and blanks.
             written = [name if name.isprintable() and name.strip() else repr(name) for name in names[:10]]
             shown = ", ".join(written) + (", …" if len(names) > 10 else "")
             meaning = f"{len(names)} classes ({shown})"
         else:
-            meaning = f"likelihood {likelihood}"
+            meaning = f"likelihood {likelihood.kind}"
         target = f" of {ready.target!r}" if ready.target else ""
         counts = f"{split.train.num_examples} to train on, {split.test.num_examples} to test on"
         splits = f", {len(task.splits)} splits" if len(task.splits) > 1 else ""
@@ -127,7 +127,7 @@ class Job:
 
 def load_job(options: JobOptions) -> Job:
     """Read the data and make the network that the options name."""
-    task = load_task(options.data, options.set.get("data", {}))
+    task = load_task(options.data, options.set.get("data", {}), likelihood=options.likelihood)
     if options.likelihood:
         task = _with_likelihood(task, options.likelihood)
     if options.ood:
@@ -163,8 +163,9 @@ def load_reference(spec: str, task: Task) -> Reference | None:
 def _with_likelihood(task: Task, likelihood: str) -> Task:
     if likelihood not in LIKELIHOODS:
         raise unknown_name("likelihood", likelihood, LIKELIHOODS)
-    doubled = likelihood == "heteroscedastic_gaussian" and task.likelihood != likelihood
-    return replace(task, likelihood=likelihood, num_outputs=task.num_outputs * (2 if doubled else 1))
+    is_known = make_likelihood(task.likelihood).kind == likelihood
+    outputs = task.num_outputs if is_known else num_outputs_for(likelihood, task.splits[0].train)
+    return replace(task, likelihood=likelihood, num_outputs=outputs)
 
 
 # --- methods ----------------------------------------------------------------------------------------

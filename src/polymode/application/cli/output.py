@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polymode.application.cli.options import ScreenOptions
-from polymode.application.comparison import Comparison, Result, Summary, columns_for
+from polymode.application.comparison import Comparison, Result, Summary
 from polymode.likelihoods import Likelihood
 from polymode.storage import finite
 from polymode.training.keeping.progress import Bars, JsonLines, Lines, Reporter, Silent
@@ -119,7 +119,7 @@ def posterior_table(title: str, likelihood: Likelihood, scores: Sequence[Mapping
     table.add_column("score", no_wrap=True)
     table.add_column("value", justify="right")
     table.add_column("meaning")
-    for column in columns_for(likelihood):
+    for column in likelihood.columns.values():
         if all(column.key in each for each in scores):
             summary = Summary.of([each[column.key] for each in scores])
             table.add_row(column.title, summary.text(column.digits), column.explanation)

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ from polymode.application.cli.options import ComputingOptions, UsageError, optio
 from polymode.application.cli.output import console, print_json, say
 from polymode.application.cli.runs import StoredRun, seeded
 from polymode.application.datasets.tables import ROW
-from polymode.data import Preprocessing
-from polymode.errors import CheckpointError
-from polymode.likelihoods.predictive import CategoricalPredictive, GaussianPredictive, Predictive
+from polymode.errors import CheckpointError, InputError
 from polymode.storage import write_bytes, write_text
 from polymode.training.loop.arithmetic import with_threads
 
@@ -62,15 +59,20 @@ def run(options: PredictOptions) -> None:
     stored = StoredRun.open(options.run, options.model, [options.data], trust=options.trust)
     posterior = stored.posterior(options.posterior)
     inputs, about = stored.inputs(options.data, options.posterior, _names(options.keep))
-    is_regression = "gaussian" in posterior.network.likelihood.kind
+    # Where a predictive has none, the default asks for nothing.
+    levels = _levels(options.quantiles) if posterior.network.likelihood.levels else ()
     with with_threads(options.threads or stored.threads):
         predictive = posterior.predict(
             inputs,
             options.num_draws if posterior.num_members is None else None,
             seeded(options.seed),
-            quantiles=_levels(options.quantiles) if is_regression else (),
+            quantiles=levels,
         )
-    columns = columns_of(predictive, stored.preprocessing(options.posterior))
+    ready = stored.preprocessing(options.posterior)
+    try:
+        columns = predictive.table(classes=ready.classes, shift=ready.target_shift, scale=ready.target_scale)
+    except InputError as error:
+        raise CheckpointError(f"The folder {options.run} is damaged: {error}") from error
     for name in about.keys() & columns.keys():
         raise UsageError(
             f"--keep {name}: the predictions have a column of that name. Rename it in the table."
@@ -112,52 +114,6 @@ def _levels(text: str) -> list[float]:
     if not all(0 < level < 1 for level in levels):
         raise UsageError(f"--quantiles {text!r}: levels lie between 0 and 1.")
     return levels
-
-
-def columns_of(predictive: Predictive, preprocessing: Preprocessing) -> dict[str, np.ndarray]:
-    """What is said of each example, a column each, in the units and class names of the raw data.
-
-    Where every token of a sequence is predicted, each is a row, told by its ``sequence`` and ``place``.
-    """
-    if isinstance(predictive, GaussianPredictive):
-        scaled = predictive.rescaled(preprocessing.target_shift, preprocessing.target_scale)
-        columns = {"mean": scaled.mean, "std": scaled.std, "member_std": scaled.member_variance.sqrt()}
-        columns |= {f"q{level:g}": values for level, values in (scaled.quantiles or {}).items()}
-        return _flat({name: values.cpu().numpy() for name, values in columns.items()})
-    uncertainty = {
-        "entropy": predictive.entropy.cpu().numpy(),
-        "mutual_information": predictive.mutual_information.cpu().numpy(),
-    }
-    mean = predictive.mean.cpu().numpy()
-    if not isinstance(predictive, CategoricalPredictive) or mean.ndim not in (2, 3):
-        return _flat({"mean": mean} | uncertainty)
-    tokens: dict[str, np.ndarray] = {}
-    if mean.ndim == 3:
-        sequence, place = np.indices(mean.shape[:2]).reshape(2, -1)
-        tokens = {"sequence": sequence, "place": place}
-        mean = mean.reshape(-1, mean.shape[-1])
-        uncertainty = {name: values.flatten() for name, values in uncertainty.items()}
-    classes: Sequence[str] = preprocessing.classes or [str(i) for i in range(mean.shape[-1])]
-    if len(classes) != mean.shape[-1]:
-        raise CheckpointError(
-            f"The run names {len(classes)} classes, and its network tells {mean.shape[-1]} apart: its folder "
-            "is damaged."
-        )
-    labels = np.array(classes)[mean.argmax(-1)]
-    columns = tokens | {"label": labels, "confidence": mean.max(-1)} | uncertainty
-    return columns | {f"p_{name}": mean[:, index] for index, name in enumerate(classes)}
-
-
-def _flat(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Every column one number an example: outputs beyond the first axis get columns of their own."""
-    flat = {}
-    for name, values in columns.items():
-        rows = values.reshape(len(values), -1)
-        if rows.shape[1] == 1:
-            flat[name] = rows[:, 0]
-        else:
-            flat |= {f"{name}_{index}": rows[:, index] for index in range(rows.shape[1])}
-    return flat
 
 
 def _csv(columns: dict[str, np.ndarray]) -> str:

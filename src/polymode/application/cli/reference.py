@@ -13,6 +13,7 @@ from polymode.application.cli.output import console, print_json, reporter_of, sa
 from polymode.application.comparison import Replicate, distances_text, fit_replicates, noise_floor_text
 from polymode.data import Data
 from polymode.errors import InputError
+from polymode.judging.contents import REFERENCE_SEED, contents_for
 from polymode.judging.diagnostics import (
     LEAST_SAMPLES,
     ReferenceCheck,
@@ -20,9 +21,9 @@ from polymode.judging.diagnostics import (
     import_arviz,
     noise_floor,
 )
-from polymode.judging.evaluation import REFERENCE_SEED, arrays_of, predictive_samples
+from polymode.judging.evaluation import arrays_of
 from polymode.judging.reference import Reference, row_hashes
-from polymode.likelihoods import Categorical, Gaussian, make_likelihood
+from polymode.likelihoods import make_likelihood
 from polymode.methods import HMC
 from polymode.posteriors import Posterior
 from polymode.training.contract import describe
@@ -67,15 +68,15 @@ def run(options: ReferenceOptions) -> None:
         return
     job = load_job(options)
     likelihood = make_likelihood(job.task.likelihood)
-    if not isinstance(likelihood, Categorical | Gaussian):
-        raise UsageError(
-            f"A reference is made of classes or numbers; the likelihood here is {likelihood.kind!r}."
-        )
     if len(job.task.splits) > 1:
         raise UsageError(
             f"A reference is about one test set, {job.task.name} has {len(job.task.splits)} splits: choose "
             "one (--set data.split=0)."
         )
+    try:
+        contents_for(likelihood).check_task(arrays_of(job.task.splits[0].test)[1])
+    except InputError as error:
+        raise UsageError(str(error)) from error
     method = make_methods({"hmc": "hmc"}, options.set, {})["hmc"]
     assert isinstance(method, HMC)
     if method.num_chains < 2 or method.lengths(options.passes)[1] < LEAST_SAMPLES:
@@ -83,8 +84,6 @@ def run(options: ReferenceOptions) -> None:
             f"A reference needs at least 2 chains with {LEAST_SAMPLES} samples each to be judged by: raise "
             "hmc.num_chains, hmc.num_samples or --passes."
         )
-    if isinstance(likelihood, Gaussian) and arrays_of(job.task.splits[0].test)[1][0].numel() != 1:
-        raise UsageError("A reference of numbers is about one output; these targets have several.")
     import_arviz()  # what judges the chains must be there before they are run
     identity = config_of(options, without=("ood", "num_draws", "bins", "bin_min_count")) | {
         "model": job.model_name
@@ -142,11 +141,9 @@ def _reference(
 ) -> Reference:
     test: Data = job.task.splits[0].test
     inputs, _ = arrays_of(test)
-    if isinstance(posterior.network.likelihood, Gaussian):
-        kind = "samples"
-        values = predictive_samples(posterior, inputs, seed=REFERENCE_SEED).float()
-    else:
-        kind, values = "probabilities", posterior.predict(inputs).mean
+    likelihood = posterior.network.likelihood
+    contents = contents_for(likelihood)
+    values = contents.kept(contents.predicted(posterior, inputs, seed=REFERENCE_SEED))
     about = {
         "data": job.task.name,
         "model": job.model_name,
@@ -154,12 +151,13 @@ def _reference(
         "num_samples": posterior.num_members,
         "effective_samples": judged.mixing.effective,
         "noise_floor": floor,
+        "units": likelihood.units,
         "verdict": judged.config(),
         "chains": posterior.record["findings"],
         "member_epochs": posterior.record["member_epochs"],
         "command": command,
     }
-    return Reference(kind, values.cpu(), row_hashes(test), about)
+    return Reference(contents.name, values.cpu(), row_hashes(test), about)
 
 
 def _report(

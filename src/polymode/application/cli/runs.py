@@ -169,7 +169,7 @@ class StoredRun:
         return self.manifest["options"]
 
     def spec(self, name: str) -> str:
-        """The data set, or the one outside the distribution, that the run was made with; "" for none."""
+        """What an option of the command that made the run named, such as its data; "" for nothing."""
         value = self.options.get(name, "")
         return value if isinstance(value, str) else ""
 
@@ -191,14 +191,14 @@ class StoredRun:
             return arrays_of(self._own_split(index).test)[0], {}
         if is_import(spec) and (array := _imported_array(spec)) is not None:
             return ready.inputs(array), {}
-        return load_labelled(spec, ready).inputs, {}
+        return load_labelled(spec, ready, likelihood=self.spec("likelihood")).inputs, {}
 
     def split(self, spec: str, index: int) -> Split:
         """Labelled examples to judge a posterior on; the run's own test data where nothing is named."""
         if not spec or self.is_own(spec):
             return self._own_split(index)
         ready = self.preprocessing(index)
-        data = load_labelled(spec, ready)
+        data = load_labelled(spec, ready, likelihood=self.spec("likelihood"))
         return Split(data, data, preprocessing=ready)
 
     def is_own(self, spec: str) -> bool:
@@ -209,7 +209,8 @@ class StoredRun:
     def own_task(self) -> Task:
         """The data the run was made with, read again."""
         settings: Any = {"data": {}} | entry({"set": {}} | self.options, "set", dict, self.folder / MANIFEST)
-        return load_task(self.spec("data"), entry(settings, "data", dict, self.folder / MANIFEST))
+        options = entry(settings, "data", dict, self.folder / MANIFEST)
+        return load_task(self.spec("data"), options, likelihood=self.spec("likelihood"))
 
     @property
     def own_ood(self) -> Data | None:

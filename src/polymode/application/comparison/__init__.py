@@ -1,6 +1,5 @@
 """Comparisons: several methods on one task at one price."""
 
-from polymode.application.comparison.columns import Column, columns_for, distances_text, noise_floor_text
 from polymode.application.comparison.compare import (
     COMPARISON_FILE,
     TASK_FILE,
@@ -12,6 +11,7 @@ from polymode.application.comparison.compare import (
     judge_all,
     replicates_of,
 )
+from polymode.application.comparison.distances import distances_text, noise_floor_text
 from polymode.application.comparison.judgement import Judgement, judge
 from polymode.application.comparison.results import Comparison, Result, Summary
 from polymode.application.comparison.robustness import Robustness, judge_corrupted
@@ -20,7 +20,6 @@ from polymode.application.comparison.tables import add_result, replicates_path
 __all__ = [
     "COMPARISON_FILE",
     "TASK_FILE",
-    "Column",
     "Comparison",
     "Judgement",
     "Judging",
@@ -30,7 +29,6 @@ __all__ = [
     "Summary",
     "add_result",
     "check_reference_for",
-    "columns_for",
     "compare",
     "distances_text",
     "fit_replicates",

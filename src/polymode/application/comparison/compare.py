@@ -8,7 +8,6 @@ from typing import Any, Unpack
 
 import torch
 
-from polymode.application.comparison.columns import columns_for, quality_of
 from polymode.application.comparison.judgement import Judgement, judge
 from polymode.application.comparison.results import Comparison, Result
 from polymode.data import ArrayData, Data, Split, Task, fingerprint, fingerprints
@@ -128,8 +127,7 @@ def compare(
     title = f"{task.name}, budget {budget:g} member-epochs, {_count(len(task.splits), 'split')}"
     comparison = Comparison(
         f"{title}, {_count(len(seeds), 'seed')}",
-        columns_for(likelihood),
-        quality_of(likelihood),
+        likelihood,
         results,
         options or {},
         versions(),

@@ -7,21 +7,17 @@ import torch
 from torch import Tensor
 
 from polymode.data import Data, Split
-from polymode.judging.evaluation import Evaluation, arrays_of, evaluated
+from polymode.judging.evaluation import Evaluation, arrays_of, evaluate_in_full
 from polymode.judging.reference import Reference
-from polymode.likelihoods import Bernoulli, Categorical, Gaussian
-from polymode.likelihoods.predictive import CategoricalPredictive, GaussianPredictive, labelled
-from polymode.metrics import calibration_bins, cosine_similarity
+from polymode.metrics import cosine_similarity
 from polymode.metrics.calibration import BINS, Bins
-from polymode.metrics.diversity import label_disagreement, off_diagonal_mean
+from polymode.metrics.diversity import off_diagonal_mean
 from polymode.networks.members import Members, concatenate
 from polymode.posteriors import Posterior
 from polymode.trees import Tree
 
-NUM_BINS = 20  # of histograms
 MATRIX_MEMBERS = 40  # members beyond these are not shown in a matrix of pairs
 PAIR_MEMBERS = 200  # members beyond these do not count in a mean over pairs
-LEVELS = tuple(round(0.05 * k, 2) for k in range(1, 20))  # nominal coverage of central intervals
 
 
 @dataclass(frozen=True)
@@ -54,10 +50,10 @@ def judge(
         return torch.Generator().manual_seed(seed)  # every pass is about the same networks
 
     opinions = _Opinions(posterior, split.test)
-    evaluation = evaluated(
+    evaluation = evaluate_in_full(
         posterior,
         split.test,
-        ood=ood if isinstance(posterior.network.likelihood, Categorical) else None,
+        ood=ood if "ood_auroc" in posterior.network.likelihood.columns else None,
         reference=reference,
         num_draws=count,
         generator=draws(),
@@ -68,7 +64,10 @@ def judge(
     scores = dict(evaluation.scores)
     if "ood_entropy_auroc" in scores:
         scores["ood_auroc"] = scores["ood_entropy_auroc"]
-    curves = _curves(evaluation, bins.number) | opinions.curves()
+    curves = evaluation.predictive.curves(
+        evaluation.observations, num_bins=bins.number, foreign=evaluation.foreign
+    )
+    curves |= opinions.curves()
     if "difference" in curves:
         curves["cosine"] = _cosine(posterior, count, draws())
         scores["disagreement"] = off_diagonal_mean(opinions.difference(PAIR_MEMBERS))
@@ -76,38 +75,22 @@ def judge(
 
 
 class _Opinions:
-    """What each member says about each observation, gathered chunk by chunk.
-
-    log_prob [M, N]; answers [M, N], labels or means; probability_integral [N], F(y) of the mixture, for
-    regressions; spread: what a difference of answers is measured in, 0 for labels.
-    """
+    """What each member says about each observation, gathered chunk by chunk: log_prob and answers [M, N]."""
 
     def __init__(self, posterior: Posterior, data: Data) -> None:
         self.likelihood = posterior.network.likelihood
         self.targets = arrays_of(data)[1]
-        self.is_regression = isinstance(self.likelihood, Gaussian)
-        self.spread = self.targets.double().std().item() if self.is_regression else 0.0
         self.log_weights = torch.zeros(1)
-        self._parts: dict[str, list[Tensor]] = {"log_prob": [], "answers": [], "probability_integral": []}
+        self._parts: dict[str, list[Tensor]] = {"log_prob": [], "answers": []}
 
     def observe(self, rows: slice, outputs: Tree, weights: Tensor) -> None:
         """Take in the outputs [M, b, ...] of all members for some points."""
-        likelihood, parts = self.likelihood, self._parts
+        likelihood = self.likelihood
         chunk = self.targets[rows].to(weights.device)
         observed = likelihood.observed(chunk)
         log_prob = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, chunk)
-        parts["log_prob"].append(log_prob[:, observed].double().cpu())
-        if isinstance(likelihood, Categorical):
-            parts["answers"].append(likelihood.read(outputs).argmax(-1)[:, observed].cpu())
-        elif isinstance(likelihood, Bernoulli):
-            parts["answers"].append((likelihood.read(outputs) > 0).flatten(1).long().cpu())
-        elif isinstance(likelihood, Gaussian):
-            means, stds = likelihood.moments(outputs)
-            parts["answers"].append(means.flatten(1).cpu())
-            z = (chunk.reshape(means.shape[1:]) - means) / stds
-            share = weights.double() / weights.double().sum()
-            integral = torch.tensordot(share, torch.special.ndtr(z.double()), 1).flatten()
-            parts["probability_integral"].append(integral.cpu())
+        self._parts["log_prob"].append(log_prob[:, observed].double().cpu())
+        self._parts["answers"].append(likelihood.answers(outputs)[:, observed].flatten(1).cpu())
         self.log_weights = weights.double().log().cpu()
 
     @property
@@ -119,12 +102,8 @@ class _Opinions:
         return torch.cat(self._parts["answers"], 1)
 
     def difference(self, num_members: int) -> Tensor:
-        """Share of different labels, or root mean square difference of means over the targets' spread."""
-        some = self.answers[:num_members]
-        if not self.spread:
-            return label_disagreement(some)
-        rows = [(some - row).double().square().mean(-1).sqrt() for row in some]
-        return torch.stack(rows) / self.spread
+        """How far the first members are apart, two by two."""
+        return self.likelihood.difference(self.answers[:num_members], self.targets)
 
     def curves(self) -> dict[str, Any]:
         weighted = self.log_prob + self.log_weights[:, None]
@@ -132,50 +111,7 @@ class _Opinions:
         curves: dict[str, Any] = {"nll_by_members": (-first.mean(1)).tolist()}
         if len(weighted) > 1:
             curves["difference"] = self.difference(MATRIX_MEMBERS).tolist()
-        if self.is_regression:
-            centred = (torch.cat(self._parts["probability_integral"]) - 0.5).abs()
-            curves["coverage"] = {
-                "nominal": list(LEVELS),
-                "observed": [(centred <= level / 2).double().mean().item() for level in LEVELS],
-            }
         return curves
-
-
-def _curves(evaluation: Evaluation, num_bins: int) -> dict[str, Any]:
-    predictive = evaluation.predictive
-    if isinstance(predictive, GaussianPredictive):
-        return {"std": _histogram([predictive.std.flatten()], predictive.std.max().item())}
-    if not isinstance(predictive, CategoricalPredictive):
-        return {}
-    probabilities, labels = labelled_points(evaluation)
-    bins = calibration_bins(probabilities, labels, num_bins)
-    foreign = evaluation.foreign
-    num_classes = probabilities.shape[-1]
-    ends = {"confidence": 1.0, "entropy": torch.tensor(float(num_classes)).log().item()}
-    histograms = {
-        name: _histogram([getattr(p, name).flatten() for p in (predictive, foreign) if p is not None], end)
-        for name, end in ends.items()
-    }
-    reliability = {
-        "edges": bins.edges.tolist(),
-        "counts": bins.counts.tolist(),
-        "correct": (bins.accuracy.nan_to_num() * bins.counts).tolist(),
-        "confidence": (bins.confidence.nan_to_num() * bins.counts).tolist(),
-    }
-    return {"reliability": reliability} | histograms
-
-
-def labelled_points(evaluation: Evaluation) -> tuple[Tensor, Tensor]:
-    """Mean probabilities [N, C] and labels [N] of all observations of a classification."""
-    targets = evaluation.targets
-    kept = (targets >= 0) & (targets < evaluation.predictive.mean.shape[-1])
-    return labelled(evaluation.predictive.mean[kept.to(evaluation.predictive.mean.device)], targets[kept])
-
-
-def _histogram(values: list[Tensor], end: float) -> dict[str, Any]:
-    """Counts in equal bins from 0 to ``end``: of ordinary points and, where given, of foreign ones."""
-    counts = [torch.histc(v.float().cpu(), NUM_BINS, 0.0, max(end, 1e-12)).tolist() for v in values]
-    return {"end": end} | dict(zip(("ordinary", "foreign"), counts, strict=False))
 
 
 def _cosine(posterior: Posterior, num_members: int | None, generator: torch.Generator) -> list | None:
@@ -193,17 +129,7 @@ def _cosine(posterior: Posterior, num_members: int | None, generator: torch.Gene
 
 
 def _predictions(evaluation: Evaluation, target_scale: float) -> dict[str, Tensor]:
-    predictive = evaluation.predictive
-    found = {"targets": evaluation.targets, "mean": predictive.mean}
-    if isinstance(predictive, GaussianPredictive):
-        # Standardised, as the network saw them; target_scale and the manifest's shift undo it.
-        found |= {"std": predictive.std, "target_scale": torch.tensor(target_scale)}
-    else:
-        found |= {"entropy": predictive.entropy, "mutual_information": predictive.mutual_information}
+    found = {"targets": evaluation.observations.targets} | evaluation.predictive.tensors(target_scale)
     if evaluation.foreign is not None:
-        found |= {
-            "ood_mean": evaluation.foreign.mean,
-            "ood_entropy": evaluation.foreign.entropy,
-            "ood_mutual_information": evaluation.foreign.mutual_information,
-        }
+        found |= {f"ood_{name}": tensor for name, tensor in evaluation.foreign.tensors(target_scale).items()}
     return found

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from polymode.application.comparison.columns import Column
 from polymode.judging.reference import Reference
+from polymode.likelihoods import Likelihood
+from polymode.metrics.columns import Column
 
 
 @dataclass(frozen=True)
@@ -83,19 +84,23 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All results with the columns to show; the first result is what gains are measured against.
+    """All results, in the columns of their likelihood; the first is what gains are measured against.
 
     reference: what distances are measured to, where there are any.
     """
 
     title: str
-    columns: Sequence[Column]
-    quality: Column
+    likelihood: Likelihood
     results: Sequence[Result]
     options: Mapping[str, Any]
     versions: Mapping[str, str]
     hardware: Mapping[str, Any]
     reference: Reference | None = None
+
+    @property
+    def quality(self) -> Column:
+        """The score that gains are measured in."""
+        return self.likelihood.columns[self.likelihood.quality]
 
     def best(self, column: Column) -> set[str]:
         """Labels of the results with the best mean, as far as the digits shown can tell."""
@@ -127,7 +132,8 @@ class Comparison:
 
     def shown_columns(self) -> list[Column]:
         """Columns for which at least one method has a score."""
-        return [c for c in self.columns if any(r.summary(c.key) is not None for r in self.results)]
+        columns = self.likelihood.columns.values()
+        return [c for c in columns if any(r.summary(c.key) is not None for r in self.results)]
 
     # --- as data --------------------------------------------------------------------------------
 

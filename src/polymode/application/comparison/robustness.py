@@ -14,7 +14,6 @@ from polymode.application.datasets.images import Labelled
 from polymode.data import ArrayData, Preprocessing
 from polymode.errors import InputError
 from polymode.judging.evaluation import evaluate
-from polymode.likelihoods import Categorical
 from polymode.metrics import corruption_mean, mean_corruption_error, relative_corruption_error
 from polymode.metrics.calibration import BINS, Bins
 from polymode.posteriors import Posterior
@@ -105,7 +104,7 @@ def judge_corrupted(
     number of those done and its name.
     """
     for posterior, _ in posteriors:
-        if not isinstance(posterior.network.likelihood, Categorical):
+        if not posterior.network.likelihood.columns.keys() >= set(CORRUPTION_SCORES):
             raise InputError(
                 "Corruptions are judged by classes; this posterior has the likelihood "
                 f"{posterior.network.likelihood.kind!r}."

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from polymode.application.datasets.tables import share_of, shuffled_parts, table_split
 from polymode.data.sources import ArrayData
-from polymode.data.task import Preprocessing, Split, Task
+from polymode.data.task import Preprocessing, Split, Task, num_outputs_for
 from polymode.errors import InputError, require, require_whole
+from polymode.likelihoods import Likelihood
 
 KNOWN_DIGITS = 8
 TEST_SHARE = 0.2
@@ -114,15 +115,18 @@ def _curve(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def breast_cancer(batch_size: int = 50) -> Task:
     """Breast tumours (Wisconsin), malignant or benign, from 30 measurements of 569 patients."""
-    return _bundled("breast_cancer", _sklearn_datasets().load_breast_cancer(), batch_size)
+    return _bundled("breast_cancer", _sklearn_datasets().load_breast_cancer(), batch_size, "categorical")
 
 
-def diabetes(batch_size: int = 50) -> Task:
-    """Progression of diabetes one year later from 10 measurements of 442 patients."""
-    return _bundled("diabetes", _sklearn_datasets().load_diabetes(), batch_size)
+def diabetes(batch_size: int = 50, likelihood: str | Likelihood = "gaussian") -> Task:
+    """Progression of diabetes one year later from 10 measurements of 442 patients.
+
+    likelihood: what the progression, a whole number, means; it is standardised as far as that allows.
+    """
+    return _bundled("diabetes", _sklearn_datasets().load_diabetes(), batch_size, likelihood)
 
 
-def _bundled(name: str, bundle: Any, batch_size: int) -> Task:
+def _bundled(name: str, bundle: Any, batch_size: int, likelihood: str | Likelihood) -> Task:
     inputs = torch.as_tensor(bundle.data, dtype=torch.float64)
     classes = tuple(map(str, getattr(bundle, "target_names", ())))
     targets = torch.as_tensor(bundle.target, dtype=torch.int64 if classes else torch.float64)
@@ -134,12 +138,13 @@ def _bundled(name: str, bundle: Any, batch_size: int) -> Task:
         columns=tuple(map(str, bundle.feature_names)),
         target="diagnosis" if classes else "progression",
         classes=classes,
+        likelihood=likelihood,
     )
     return Task(
         name,
         [split],
-        likelihood="categorical" if classes else "gaussian",
-        num_outputs=len(classes) or 1,
+        likelihood=likelihood,
+        num_outputs=len(classes) or num_outputs_for(likelihood, split.train),
         model_options={"hidden": [50]},
     )
 

@@ -62,17 +62,21 @@ def check_data(name: str, folder: Path | str | None = None) -> list[str]:
     return lines
 
 
-def load_task(spec: str, options: Mapping[str, Any], folder: Path | str | None = None) -> Task:
+def load_task(
+    spec: str, options: Mapping[str, Any], folder: Path | str | None = None, *, likelihood: str = ""
+) -> Task:
     """The task that a specification names, made with the options of its loader.
 
     spec: a name of ``DATASETS``; a path to a table (.csv, .tsv, .parquet, .npz), to a text (.txt) or to a
     folder of images; or "package.module:callable" for a function of your own (found from the current folder
-    too), whose result ``as_task`` reads.
+    too), whose result ``as_task`` reads. likelihood: what the targets mean, for loaders that read them by it.
     """
     if spec in DATASETS:
-        return _load_known(DATASETS[spec], options, data_folder() if folder is None else Path(folder))
+        root = data_folder() if folder is None else Path(folder)
+        return _load_known(DATASETS[spec], options, root, likelihood)
     if Path(spec).suffix.lower() in tables.SUFFIXES:
-        return call(partial(tables.table, spec), options, f"the table {spec}")
+        meant = {"likelihood": likelihood} if likelihood else {}
+        return call(partial(tables.table, spec), {**options, **meant}, f"the table {spec}")
     if Path(spec).suffix.lower() in characters.SUFFIXES:
         return call(partial(characters.text, spec), options, f"the text {spec}")
     if Path(spec).is_dir():
@@ -108,10 +112,13 @@ def load_inputs_for_ood(spec: str, task: Task, folder: Path | str | None = None)
     )
 
 
-def load_labelled(spec: str, ready: Preprocessing, folder: Path | str | None = None) -> ArrayData:
+def load_labelled(
+    spec: str, ready: Preprocessing, folder: Path | str | None = None, *, likelihood: str = ""
+) -> ArrayData:
     """Labelled examples from a table, a text, a folder of images or a data set, prepared as ``ready`` says.
 
     Of a data set or a function the test data are taken; their own standardisation is undone first.
+    likelihood: as ``load_task`` has it.
     """
     path = Path(spec)
     if spec not in DATASETS and path.suffix.lower() in tables.SUFFIXES:
@@ -122,7 +129,7 @@ def load_labelled(spec: str, ready: Preprocessing, folder: Path | str | None = N
         return ArrayData(*characters.read_text(path, ready))
     if spec not in DATASETS and path.is_dir():
         return folders.labelled_images(path, ready)
-    split = load_task(spec, {}, folder).splits[0]
+    split = load_task(spec, {}, folder, likelihood=likelihood).splits[0]
     theirs, examples = split.preprocessing, list(split.test.in_order())
     inputs = map_tree(lambda *t: torch.cat(t), *(part.inputs for part in examples))
     if isinstance(inputs, Tensor):  # several inputs are the user's own, and taken as they are
@@ -153,9 +160,11 @@ def _function(spec: str) -> Callable[..., Any]:
     return found
 
 
-def _load_known(dataset: DataSet, options: Mapping[str, Any], folder: Path) -> Task:
+def _load_known(dataset: DataSet, options: Mapping[str, Any], folder: Path, likelihood: str) -> Task:
     parameters = inspect.signature(dataset.load).parameters
     load = partial(dataset.load, folder=folder) if "folder" in parameters else dataset.load
+    if likelihood and "likelihood" in parameters:
+        options = {**options, "likelihood": likelihood}
     return call(load, options, f"the data set {dataset.name}")
 
 

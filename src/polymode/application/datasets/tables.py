@@ -24,8 +24,9 @@ from polymode.application.datasets.columns import (
     read_frame,
 )
 from polymode.data.sources import ArrayData
-from polymode.data.task import Preprocessing, Split, Task, mean_and_scale, standardised
+from polymode.data.task import Preprocessing, Split, Task, mean_and_scale, num_outputs_for, standardised
 from polymode.errors import InputError, require, require_whole, unknown_name
+from polymode.likelihoods import Likelihood, make_likelihood
 
 SUFFIXES = (*SEPARATORS, ".parquet", ".npz")
 TASK_KINDS = ("classification", "regression")
@@ -46,18 +47,22 @@ def table(
     batch_size: int = 50,
     separator: str | None = None,
     drop: Sequence[str] = (),
+    likelihood: str | Likelihood | None = None,
 ) -> Task:
     """A task from a table; features, and the target of a regression, are standardised on training rows.
 
     target: the column to predict, the last one where not given. task: "classification" or "regression"; where
-    not given, text, truth values and integers of at most 20 values are classes, other numbers are regressed.
-    splits: so many random splits, each with ``test_share`` of the rows as test data. drop: columns to leave
-    out. Rows that are wholly empty are skipped.
+    not given, the likelihood says it, and without one text, truth values and integers of at most 20 values
+    are classes, other numbers are regressed. likelihood: what the target means (default: "categorical" or
+    "gaussian"); targets are standardised as far as it allows, counts are not. splits: so many random splits,
+    each with ``test_share`` of the rows as test data. drop: columns to leave out. Rows that are wholly empty
+    are skipped.
     """
     path = _existing(path)
     require(
         task is None or task in TASK_KINDS, f"task={task!r}: allowed are {', '.join(map(repr, TASK_KINDS))}."
     )
+    task = _kind_of_task(task, likelihood)
     require_whole("splits", splits)
     if path.suffix.lower() == ".npz":
         inputs, raw, columns, name, own_test = npz_parts(path, target, drop)
@@ -68,7 +73,14 @@ def table(
     labels = raw if own_test is None else np.concatenate([raw, own_test[1]])
     classes = _classes_of(labels, what) if _is_classification(labels, task, what) else ()
     everything = (inputs, _targets(raw, classes, what))
-    options = {"batch_size": batch_size, "columns": columns, "target": name, "classes": classes}
+    made = make_likelihood(likelihood or ("categorical" if classes else "gaussian"))
+    options = {
+        "batch_size": batch_size,
+        "columns": columns,
+        "target": name,
+        "classes": classes,
+        "likelihood": made,
+    }
     if own_test is not None:
         require(splits == 1, f"{path} has test data of its own, so that splits={splits} is not possible.")
         test = (own_test[0], _targets(own_test[1], classes, what))
@@ -80,8 +92,8 @@ def table(
     return Task(
         path.stem,
         found,
-        likelihood="categorical" if classes else "gaussian",
-        num_outputs=len(classes) or 1,
+        likelihood=likelihood or made.kind,
+        num_outputs=len(made.class_names(len(classes))) or num_outputs_for(made, found[0].train),
         model="smallcnn" if inputs.ndim == 4 else "mlp",
     )
 
@@ -155,21 +167,24 @@ def table_split(
     target: str = "",
     classes: Sequence[str] = (),
     added: float = 0.0,
+    likelihood: str | Likelihood = "gaussian",
 ) -> Split:
     """A split standardised with the statistics of its training rows; without classes the targets too.
 
-    added: what a published protocol adds to every standard deviation.
+    added: what a published protocol adds to every standard deviation. likelihood: says how far targets that
+    are no classes may be standardised.
     """
     others = [test[0]] if validation is None else [test[0], validation[0]]
     inputs, shift, scale = standardised(train[0], *others, per_channel=train[0].ndim > 2, added=added)
     target_shift, target_scale = 0.0, 1.0
     if not classes:
-        target_shift, target_scale = (value.item() for value in mean_and_scale(train[1], [0], added))
+        mean, std = (value.item() for value in mean_and_scale(train[1], [0], added))
         require(
-            target_scale > 0,
-            f"The target{f' {target!r}' if target else ''} is constant ({target_shift:.6g}) in the "
+            std > 0,
+            f"The target{f' {target!r}' if target else ''} is constant ({mean:.6g}) in the "
             f"{len(train[1])} training rows; there is nothing to learn. Give more rows, or other splits.",
         )
+        target_shift, target_scale = make_likelihood(likelihood).target_scaling(mean, std)
     ready = Preprocessing(
         source="table",
         input_shift=shift,
@@ -249,6 +264,19 @@ def _existing(path: Path | str) -> Path:
     )
     require(path.is_file(), f"There is no file {path.absolute()}. Check the path of the table.")
     return path
+
+
+def _kind_of_task(task: str | None, likelihood: str | Likelihood | None) -> str | None:
+    """The kind of task that was asked for, by its name or by a likelihood; None where neither was."""
+    if likelihood is None:
+        return task
+    made = make_likelihood(likelihood)
+    meant = {"labels": "classification", "numbers": "regression"}[made.reads]
+    require(
+        task is None or task == meant,
+        f"task={task!r}, but the likelihood {made.kind!r} is of a {meant}: leave one of them out.",
+    )
+    return meant
 
 
 def _is_classification(raw: np.ndarray, task: str | None, what: str) -> bool:

@@ -11,8 +11,9 @@ import torch
 
 from polymode.application.datasets.downloads import Download, missing_file
 from polymode.application.datasets.tables import table_split
-from polymode.data.task import Split, Task
+from polymode.data.task import Split, Task, num_outputs_for
 from polymode.errors import InputError, require, unknown_name
+from polymode.likelihoods import Likelihood
 
 FOLDERS = {
     "boston": "bostonHousing",
@@ -107,12 +108,13 @@ def uci(
     splits: int | None = None,
     split: int | None = None,
     batch_size: int = 100,
+    likelihood: str | Likelihood = "gaussian",
 ) -> Task:
     """One of the UCI regression sets, every split standardised with its own training rows.
 
     gap: the splits of Foong et al. (2019), one a feature, whose test rows are the middle third of that
     feature. splits: only the first so many. split: only this one, counted from 0, which for gap splits is
-    the number of the feature.
+    the number of the feature. likelihood: what the target means, which is standardised as far as it allows.
     """
     if name not in FOLDERS:
         raise unknown_name("UCI set", name, FOLDERS)
@@ -131,12 +133,12 @@ def uci(
     )
     chosen = rows[:splits] if split is None else [rows[split]]
     columns = [f"x{index}" for index in features]
-    made = [_split(inputs, values[:, target], *pair, batch_size, columns) for pair in chosen]
+    made = [_split(inputs, values[:, target], *pair, batch_size, columns, likelihood) for pair in chosen]
     return Task(
         f"uci-{name}",
         made,
-        likelihood="gaussian",
-        num_outputs=1,
+        likelihood=likelihood,
+        num_outputs=num_outputs_for(likelihood, made[0].train),
         model_options={"hidden": [100 if name == "protein" else 50]},
     )
 
@@ -163,9 +165,17 @@ def _split(
     test: np.ndarray,
     batch_size: int,
     columns: list[str],
+    likelihood: str | Likelihood,
 ) -> Split:
     parts = [(torch.from_numpy(inputs[rows]), torch.from_numpy(targets[rows])) for rows in (train, test)]
-    return table_split(*parts, batch_size=batch_size, columns=columns, target="y", added=ADDED_TO_STD)
+    return table_split(
+        *parts,
+        batch_size=batch_size,
+        columns=columns,
+        target="y",
+        added=ADDED_TO_STD,
+        likelihood=likelihood,
+    )
 
 
 def _read(folder: Path, name: str) -> tuple[np.ndarray, np.ndarray, int, int]:

@@ -28,11 +28,9 @@ def doubt_figure(quantity: str, curves: Mapping[str, Mapping[str, Any]]) -> Any:
     return drawn
 
 
-def spread_figure(curves: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Shares of points by predictive standard deviation (in the standardised units of training)."""
-    drawn = figure(
-        "Predictive standard deviation", "standard deviation (targets standardised)", "share of points"
-    )
+def spread_figure(curves: Mapping[str, Mapping[str, Any]], units: str = "standardised targets") -> Any:
+    """Shares of points by predictive standard deviation; units: what it is the deviation of."""
+    drawn = figure("Predictive standard deviation", f"standard deviation ({units})", "share of points")
     for index, (label, curve) in enumerate(curves.items()):
         _steps(drawn, curve["end"], curve["ordinary"], label, label, index, "solid")
     drawn.update_yaxes(rangemode="tozero")

@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from polymode.application.comparison import Column, Comparison, Result, Summary, noise_floor_text
+from polymode.application.comparison import Comparison, Result, Summary, noise_floor_text
 from polymode.application.plots import (
     coverage_figure,
     doubt_figure,
@@ -20,6 +20,7 @@ from polymode.application.plots import (
 )
 from polymode.errors import InputError
 from polymode.judging.reference import Reference
+from polymode.metrics.columns import Column
 from polymode.storage import write_text
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -227,8 +228,9 @@ def _figures(comparison: Comparison) -> Iterator[tuple[Any, str]]:
         yield coverage_figure(coverage), caption + pooled
     spread = {label: curve for label, r in results.items() if (curve := _histogram(r, "std"))}
     if spread:
-        yield spread_figure(spread), "How sure the predictions are. First split and seed."
-    meaning = "difference of means / spread of targets" if coverage else "disagreement"
+        drawn = spread_figure(spread, comparison.likelihood.units)
+        yield drawn, "How sure the predictions are. First split and seed."
+    meaning = comparison.likelihood.difference_name
     for label, result in results.items():
         curves = result.replicates[0]["curves"]
         if "difference" in curves:
@@ -269,8 +271,8 @@ def _price(comparison: Comparison, results: Mapping[str, Result]) -> tuple[Any, 
     caption = "Solid: test NLL of the first 1, 2, … members together, against what they cost."
     if learning:
         caption += " Dotted: validation NLL of the mean member while it was trained."
-    if comparison.quality.key == "log_density":
-        caption += " NLL is minus the log density, of standardised targets."
+    if comparison.quality.key != "nll":
+        caption += f" NLL is minus the {comparison.quality.title}, of {comparison.likelihood.units}."
     return price_figure("NLL", members, learning), caption
 
 

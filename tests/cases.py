@@ -240,5 +240,19 @@ NETWORKS = [
         numbers(1),
         pm.likelihoods.HeteroscedasticGaussian(),
     ),
+    NetworkCase(
+        "counts",
+        lambda: pm.models.MLP(4, 2, (6,)),
+        numbers(4),
+        lambda n: torch.randint(6, (n, 2)),
+        pm.likelihoods.Poisson(),
+    ),
+    NetworkCase(
+        "heavy_tails",
+        lambda: pm.models.MLP(4, 1, (6,)),
+        numbers(4),
+        numbers(),
+        pm.likelihoods.StudentT(degrees=5),
+    ),
 ]
 BY_NAME = {case.name: case for case in NETWORKS}

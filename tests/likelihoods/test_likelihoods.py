@@ -1,5 +1,8 @@
 """Likelihoods against PyTorch's own distributions and losses."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -153,3 +156,24 @@ def test_targets_that_networks_hardly_learn_are_remarked_on(mean, spread, is_har
         remark = LearnedGaussian().remark_on(targets)
         assert f"have a mean of {mean:.4g} and a standard deviation of {spread:.4g}; networks" in remark
     assert Categorical().remark_on(torch.full((9,), 400)) is None
+
+
+def test_no_other_file_asks_what_kind_a_likelihood_is():
+    """A new likelihood is one file: elsewhere none is told by its class or its name."""
+    folder = Path(pm.__file__).parent
+    # Whether something is a predictive at all may be asked.
+    classes = set(pm.likelihoods.__all__) - {"Predictive"}
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        if folder / "likelihoods" in path.parents:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+                asked = {part.id for part in ast.walk(node.args[1]) if isinstance(part, ast.Name)} & classes
+            elif isinstance(node, ast.Compare):
+                parts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+                asked = {part for part in parts if isinstance(part, str)} & LIKELIHOODS.keys()
+            else:
+                continue
+            found += [f"{path.name}:{node.lineno} {name}" for name in asked]
+    assert found == []

@@ -21,7 +21,9 @@ from polymode.likelihoods.gaussian import (
 )
 from polymode.likelihoods.location_scale import NoiseLevel
 from polymode.likelihoods.numbers import Numbers, NumbersPredictive
+from polymode.likelihoods.poisson import Poisson
 from polymode.likelihoods.predictive import Predictive
+from polymode.likelihoods.student_t import StudentT
 from polymode.trees import Tree, map_tree
 
 __all__ = [
@@ -39,7 +41,9 @@ __all__ = [
     "NoiseLevel",
     "Numbers",
     "NumbersPredictive",
+    "Poisson",
     "Predictive",
+    "StudentT",
     "make_likelihood",
     "member_losses",
 ]
@@ -52,6 +56,8 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
         LearnedGaussian,
         FixedGaussian,
         HeteroscedasticGaussian,
+        Poisson,
+        StudentT,
     )
 }
 

@@ -23,7 +23,7 @@ class Likelihood(ABC):
     by name; those that a posterior has not been given are left out. quality: the one that gains are measured
     in, proper and about the whole predictive. reference_kind: what a reference of it holds
     (``judging.contents``), None where there is none. levels: of the quantiles that its scores need. units:
-    what targets are, as the network sees them. difference_name: what ``difference`` measures.
+    of targets, as the network sees them. difference_name: what ``difference`` measures.
     """
 
     kind: ClassVar[str]

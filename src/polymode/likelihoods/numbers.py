@@ -117,7 +117,7 @@ class Numbers(Likelihood):
     quality: ClassVar[str] = "log_density"
     reference_kind: ClassVar = "samples"
     levels: ClassVar[tuple[float, ...]] = (0.025, 0.05, 0.95, 0.975)
-    units: ClassVar[str] = "standardised targets"
+    units: ClassVar[str] = "standardised units"
     difference_name: ClassVar[str] = "difference of means / spread of targets"
     squared_errors: ClassVar[bool] = True
 

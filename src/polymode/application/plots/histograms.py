@@ -28,8 +28,8 @@ def doubt_figure(quantity: str, curves: Mapping[str, Mapping[str, Any]]) -> Any:
     return drawn
 
 
-def spread_figure(curves: Mapping[str, Mapping[str, Any]], units: str = "standardised targets") -> Any:
-    """Shares of points by predictive standard deviation; units: what it is the deviation of."""
+def spread_figure(curves: Mapping[str, Mapping[str, Any]], units: str = "standardised units") -> Any:
+    """Shares of points by predictive standard deviation; in some units."""
     drawn = figure("Predictive standard deviation", f"standard deviation ({units})", "share of points")
     for index, (label, curve) in enumerate(curves.items()):
         _steps(drawn, curve["end"], curve["ordinary"], label, label, index, "solid")

@@ -272,7 +272,9 @@ def _price(comparison: Comparison, results: Mapping[str, Result]) -> tuple[Any, 
     if learning:
         caption += " Dotted: validation NLL of the mean member while it was trained."
     if comparison.quality.key != "nll":
-        caption += f" NLL is minus the {comparison.quality.title}, of {comparison.likelihood.units}."
+        caption += (
+            f" NLL is minus the {comparison.quality.title}, of targets in {comparison.likelihood.units}."
+        )
     return price_figure("NLL", members, learning), caption
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import polymode as pm
-from polymode.application.comparison import compare, judge
+from polymode.application.comparison import Judging, compare, judge
 from polymode.data import Preprocessing, Split, Task
 from polymode.errors import CheckpointError, InputError
 from polymode.metrics import Bins
@@ -164,14 +164,14 @@ def test_scores_are_taken_again_when_the_test_data_or_the_draws_change(tmp_path)
     trained = json.loads((tmp_path / "c/pair/manifest.json").read_text())
     assert trained["status"] == "finished"
     saved = json.loads((tmp_path / "c/pair/scores.json").read_text())["about"]
-    run(tmp_path / "c", wrong, num_draws=7)
+    run(tmp_path / "c", wrong, judging=Judging(num_draws=7))
     again = json.loads((tmp_path / "c/pair/scores.json").read_text())["about"]
     assert (saved["num_draws"], again["num_draws"]) == (100, 7)
 
 
 def test_scores_are_taken_again_when_the_bins_change(tmp_path):
     before = run(tmp_path / "c").results[1].replicates
-    after = run(tmp_path / "c", bins=Bins(20, min_count=5)).results[1].replicates
+    after = run(tmp_path / "c", judging=Judging(bins=Bins(20, min_count=5))).results[1].replicates
     for index, (old, new) in enumerate(zip(before, after, strict=True)):
         stored = load_file(tmp_path / f"c/pair/predictions-{index}.safetensors")
         for name, values in (("ece", pm.metrics.ece), ("mce", pm.metrics.mce)):

@@ -55,6 +55,11 @@ class _Part:
     divisors: Tensor
     seeds: Tensor
 
+    @property
+    def num_examples(self) -> int:
+        """That a group sees, counted once for each of its members."""
+        return self.piece.batch_size * self.members.group_size
+
 
 @dataclass(frozen=True)
 class Objective:
@@ -107,7 +112,7 @@ class Objective:
             found, gradients = evaluate(part)
             if check:
                 _check_finite(found, part.members)
-            _count(state, part)
+            state.gradient_examples[part.piece.groups] += part.num_examples
             if part.members is state.members:  # all of them at once: nothing to put together
                 return found, gradients
             if losses is None:
@@ -185,7 +190,7 @@ class Objective:
     def _together(self, part: _Part) -> tuple[Tensor, Gradients]:
         """All members in one graph: each gradient of the sum of losses is what it would be alone."""
         stacked, shared = (
-            {name: _leaf(tensor) for name, tensor in tensors.items() if name in self.trainable}
+            {n: t.detach().requires_grad_() for n, t in tensors.items() if n in self.trainable}
             for tensors in (part.members.stacked, part.members.shared)
         )
         members = replace(
@@ -205,7 +210,7 @@ class Objective:
         for index in range(members.num_members):
             group = index // members.group_size
             weights = members.member(index)
-            leaves = {name: _leaf(tensor) for name, tensor in weights.items() if name in self.trainable}
+            leaves = {n: t.detach().requires_grad_() for n, t in weights.items() if n in self.trainable}
             own = map_tree(lambda t, index=index: t[index], part.own)
             examples = part.piece.examples
             if part.piece.has_groups:
@@ -270,7 +275,7 @@ class Objective:
             losses, gradients = self.losses_and_gradients(state, batch, check=False)
             return losses, gradients.stacked
         [part] = self._parts(state, batch, None)
-        _count(state, part)
+        state.gradient_examples[part.piece.groups] += part.num_examples
 
         def evaluate(stacked: Tensors, own: Tree, examples: Examples, divisors: Tensor) -> tuple:
             piece, now = replace(part.piece, examples=examples), replace(members, stacked=stacked)
@@ -284,10 +289,6 @@ class Objective:
             self._recordings[key] = record(evaluate, arguments)
         recording = self._recordings[key]
         return evaluate(*arguments) if recording is None else recording(arguments)
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_()
 
 
 def _gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
@@ -314,11 +315,6 @@ def _put(gradients: Tensors, to: Tensors, like: Tensors, rows: slice) -> None:
         if name not in to:
             to[name] = torch.zeros_like(like[name])
         to[name][rows] = gradient
-
-
-def _count(state: "State", part: _Part) -> None:
-    """Note that the members of a part have seen the gradients of their examples."""
-    state.gradient_examples[part.piece.groups].add_(part.piece.batch_size * part.members.group_size)
 
 
 def _check_finite(losses: Tensor, members: Members) -> None:

@@ -151,7 +151,7 @@ class MemberOptimizer:
         cohorts: Sequence[slice],
         group_size: int | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec, self.needs_closure = spec, spec.needs_closure
         self.names = list(tensors)
         self.units = [
             unit for number, rows in enumerate(cohorts) for unit in self._units(number, rows, group_size)
@@ -226,7 +226,7 @@ class MemberOptimizer:
             gradients = clip_each(gradients, self.spec.clip_norm, stacked=stacked)
         for name, parameter in self.parameters[index].items():
             gradient = gradients[name]
-            if self.spec.needs_closure:
+            if self.needs_closure:
                 gradient = gradient.contiguous()  # LBFGS lays all gradients end to end as views
             elif gradient.stride() != parameter.stride():  # fused kernels walk the raw memory
                 gradient = torch.empty_like(parameter).copy_(gradient)

@@ -89,7 +89,7 @@ def descend(state: State, batches: Sequence[Batch], objective: Objective) -> Ten
     """One gradient step of every member on its own batch: θ_m ← θ_m − step(∇L_m). Returns losses [M]."""
     [batch] = batches
     optimizer = state.optimizers["all"]
-    if optimizer.spec.needs_closure:
+    if optimizer.needs_closure:
         return _descend_by_closure(state, batch, objective)
     losses, gradients = objective.losses_and_gradients(state, batch)
     optimizer.step(gradients.stacked, batch.cohorts)

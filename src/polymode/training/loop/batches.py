@@ -34,16 +34,15 @@ class Group:
 
 @dataclass(frozen=True)
 class _Slot:
-    """A place in the plan of an epoch: rows ``start`` to ``start + size`` of the orders of some groups.
+    """What some groups see at one place in the plan of an epoch.
 
-    seen: the groups whose orders count, the first one alone where all see the same examples. minibatch: its
-    number in the epoch.
+    seen: the groups whose orders count, the first one alone where all see the same examples. places: in their
+    orders. minibatch: its number in the epoch.
     """
 
     groups: slice
     seen: slice
-    start: int
-    size: int
+    places: slice
     minibatch: int
 
 
@@ -122,7 +121,7 @@ class Batches:
         # The whole data set is always the same one: what it draws at random does not change.
         drawn_in = 0 if full else epoch
         stream = self.source.stream(
-            ((_rows(orders, slot) + self.offsets[slot.seen, None]).flatten() for slot in slots),
+            ((orders[s.seen, s.places] + self.offsets[s.seen, None]).flatten() for s in slots),
             (self._example_seeds(slot, drawn_in) for slot in slots),
         )
         has_groups = not (self.one_data_set if full else self.one_order)
@@ -134,10 +133,10 @@ class Batches:
     ) -> Batch:
         pieces = []
         for slot in minibatch:
-            examples, rows = next(stream, None), _rows(orders, slot)
+            examples, rows = next(stream, None), orders[slot.seen, slot.places]  # [G, B]
             if examples is None:
                 raise InputError(
-                    f"The data ended before row {slot.start}, although num_examples says there are "
+                    f"The data ended before row {slot.places.start}, although num_examples says there are "
                     f"{self.groups[slot.groups.start].num_examples}. Correct num_examples."
                 )
             if has_groups:
@@ -153,7 +152,8 @@ class Batches:
             derive_seed(group.seed, "examples", self._order_of(group), epoch, slot.minibatch) >> 1
             for group in self.groups[slot.seen]
         ]
-        return (torch.tensor(bases)[:, None] + torch.arange(slot.size)).flatten()
+        count = slot.places.stop - slot.places.start
+        return (torch.tensor(bases)[:, None] + torch.arange(count)).flatten()
 
     def _order_of(self, group: Group) -> int | str:
         return "shared" if self.shared_order else group.chain
@@ -195,7 +195,7 @@ class Batches:
             for rows, groups in _neighbours(counts):
                 if rows:
                     seen = slice(0, 1) if together else groups
-                    minibatch.append(_Slot(groups, seen, start, rows, len(minibatches)))
+                    minibatch.append(_Slot(groups, seen, slice(start, start + rows), len(minibatches)))
             if minibatch:
                 minibatches.append(minibatch)
         count = len(minibatches) if batches == "full" else batches
@@ -215,11 +215,6 @@ class Batches:
                 )
             orders[row, : group.num_examples] = known[key]
         return orders
-
-
-def _rows(orders: Tensor, slot: _Slot) -> Tensor:
-    """Places of the examples of a slot in their own data sets, [G, B]."""
-    return orders[slot.seen, slot.start : slot.start + slot.size]
 
 
 def _neighbours(counts: Sequence[int]) -> Iterator[tuple[int, slice]]:

@@ -178,70 +178,49 @@ class LatePhase(Method):
         return State(Members(stacked, shared), common=common)
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
-        count = self._count(problem)
-        late, before = self._late(problem), epochs_before("start", self.start, epochs)
-        base = late.base(problem.trainable)
-        objective = self._objective(problem, late)
-        optimizers = self._optimizers(late, base, self._late_optimizer)
-
-        def ordinary(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
-            """One φ, trained as part of θ."""
-            [batch] = batches
-            losses, gradients = objective.losses_and_gradients(state, batch, member=0)
-            _step_late(state, gradients.stacked, batch, 0)
-            if base:
-                state.optimizers["base"].step(gradients.shared, batch.cohorts)
-            each = losses.unflatten(0, (-1, count))
-            return each[:, :1].expand_as(each).flatten()
-
-        def split(state: State) -> None:
-            self._split(state, late)
-
-        second = Phase(
+        before, count = epochs_before("start", self.start, epochs), self._count(problem)  # T₀, K
+        late, objective = self._late(problem), self._objective(problem, self._late(problem))
+        early = Phase(
+            "early",
+            before,
+            objective,
+            _train_one,
+            self._optimizers(problem, late, self.optimizer),
+            schedule=Part(self.schedule, 0, epochs),
+            end_epoch=_copy_first,  # for validation, which looks at all of them
+        )
+        optimizers = self._optimizers(problem, late, self._late_optimizer)
+        carried = optimizers.keys() if self.carry_moments else {"base"} & optimizers.keys()
+        later = Phase(
             "late",
             epochs - before,
             objective,
-            self._round(count, has_base=bool(base)),
+            self._round(count),
             optimizers,
+            carry=frozenset(carried if before else ()),
             schedule=Part(self.schedule, before, epochs),
             batches=count,
             keep=keep_rule(self.keep),
-            enter=split,
+            enter=lambda state: self._split(state, late),
         )
-        phases = [second]
-        if before:
-            first = Phase(
-                "early",
-                before,
-                objective,
-                ordinary,
-                self._optimizers(late, base, self.optimizer),
-                schedule=Part(self.schedule, 0, epochs),
-                end_epoch=_copy_first,  # for validation, which looks at all of them
-            )
-            carried = optimizers.keys() if self.carry_moments else {"base"} & optimizers.keys()
-            phases = [first, replace(second, carry=frozenset(carried))]
-        if not self.keep_members and not self.force and count > 1:
-            phases.append(self._look(problem, late, objective, count))
-        return phases
+        looks = not self.keep_members and not self.force and count > 1
+        ending = [self._look(problem, late, objective, count)] if looks else []
+        return [*([early] if before else []), later, *ending]
 
-    def _round(self, count: int, *, has_base: bool) -> Step:
-        """One round of Algorithm 1."""
+    def _round(self, count: int) -> Step:
+        """A round of Algorithm 1: K minibatches M_k, each of which trains φ_k; then θ takes a step."""
 
         def round_(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
-            seen: list[Tensor] = []
+            losses: list[Tensor] = []
             total: Tensors = {}
-            for member, batch in enumerate(batches):
-                losses, gradients = objective.losses_and_gradients(state, batch, member=member)
-                _step_late(state, gradients.stacked, batch, member)
-                for name, gradient in gradients.shared.items():
-                    # Copied first: autograd gives one tensor for two weights that are added.
-                    total[name] = total[name].add_(gradient) if name in total else gradient.clone()
-                seen.append(losses)
-            # The base gradient of a round that the end of the data cuts short is dropped.
-            if has_base and self.base_scale and len(batches) == count:
-                step_base(state, total, self.base_scale, batches[-1])
-            return torch.stack(seen).nanmean(0)
+            for k, batch in enumerate(batches):
+                loss, gradients = objective.losses_and_gradients(state, batch, member=k)  # L(M_k, θ, φ_k)
+                _step_late(state, gradients.stacked, batch, k)  # φ_k ← U_φ(φ_k, ∇φ_k L)
+                _add_to(total, gradients.shared)  # Δθ ← Δθ + ∇θ L
+                losses.append(loss)
+            if self.base_scale and len(batches) == count:  # a round that the end of the data cuts is dropped
+                _step_base(state, total, self.base_scale, batches[-1])  # θ ← U_θ(θ, γ Δθ)
+            return torch.stack(losses).nanmean(0)
 
         return round_
 
@@ -348,10 +327,10 @@ class LatePhase(Method):
             late.base(problem.trainable) | late.names,
         )
 
-    def _optimizers(self, late: LateWeights, base: frozenset[str], of_late: Optimizer) -> dict[str, Over]:
+    def _optimizers(self, problem: Problem, late: LateWeights, of_late: Optimizer) -> dict[str, Over]:
         undecayed = of_late.with_options(weight_decay=0.0) if of_late.options.get("weight_decay") else of_late
         every = {
-            "base": Over(self.optimizer, base),
+            "base": Over(self.optimizer, late.base(problem.trainable)),
             "late": Over(of_late, late.names - late.multipliers, separate_members=True),
             "multipliers": Over(undecayed, late.multipliers, separate_members=True),
         }
@@ -390,14 +369,29 @@ def _copy_first(state: State) -> None:
         each.copy_(each[:, :1].clone().expand_as(each))
 
 
+def _train_one(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
+    """Before the late phase: one φ, trained as part of θ."""
+    [batch] = batches
+    losses, gradients = objective.losses_and_gradients(state, batch, member=0)
+    _step_late(state, gradients.stacked, batch, 0)
+    _step_base(state, gradients.shared, 1.0, batch)
+    each = losses.unflatten(0, (state.members.num_groups, -1))
+    return each[:, :1].expand_as(each).flatten()
+
+
 def _step_late(state: State, gradients: Tensors, batch: Batch, member: int) -> None:
     for name in ("late", "multipliers"):
         if name in state.optimizers:
             state.optimizers[name].step(gradients, batch.cohorts, member=member)
 
 
-def step_base(state: State, total: Tensors, scale: float, batch: Batch) -> None:
-    """Let the base take its step with the gradients of its members, scaled."""
-    if scale != 1:
-        total = {name: scale * gradient for name, gradient in total.items()}
-    state.optimizers["base"].step(total, batch.cohorts)
+def _step_base(state: State, total: Tensors, scale: float, batch: Batch) -> None:
+    if "base" in state.optimizers:
+        scaled = total if scale == 1 else {name: scale * gradient for name, gradient in total.items()}
+        state.optimizers["base"].step(scaled, batch.cohorts)
+
+
+def _add_to(total: Tensors, gradients: Tensors) -> None:
+    for name, gradient in gradients.items():
+        # Copied first: autograd gives one tensor for two weights that are added.
+        total[name] = total[name].add_(gradient) if name in total else gradient.clone()

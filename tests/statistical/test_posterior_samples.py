@@ -98,10 +98,10 @@ def test_hmc_at_another_temperature_samples_the_tempered_posterior():
     assert largest_deviation(samples, mean, covariance) > 2 * FITS
 
 
-@pytest.mark.parametrize("start", ["network", "anchor"])
-def test_anchored_members_follow_their_own_law(start):
+@pytest.mark.parametrize("begin_at", ["network", "anchor"])
+def test_anchored_members_follow_their_own_law(begin_at):
     exact, narrow = laws()
-    method = Anchored(1500, PRIOR, start=start, optimizer=QUICK, schedule=Constant())
+    method = Anchored(1500, PRIOR, begin_at=begin_at, optimizer=QUICK, schedule=Constant())
     samples = chains(method, 80)
     assert largest_deviation(samples, *narrow) < FITS
     assert largest_deviation(samples, *exact) > 2 * FITS

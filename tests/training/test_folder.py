@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import polymode as pm
 from forks import fork
+from polymode import storage
 from polymode.errors import CheckpointError
 from polymode.storage import DIGEST, write_document
 from polymode.training import epochs_of, read_events
@@ -157,6 +158,25 @@ def test_the_folder_of_another_run_is_refused(tmp_path):
     fit(tmp_path)
     with pytest.raises(CheckpointError, match="belongs to another run: its epochs is 3, now it is 5"):
         fit(tmp_path, epochs=5, resume=True)
+
+
+def test_folders_of_an_earlier_version_are_read_when_finished_and_refused_when_not(tmp_path, monkeypatch):
+    """Format 2 named some options and tensors otherwise."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr(storage, "FORMAT_VERSION", 2)
+        finished = fit(tmp_path / "finished")
+
+        def stop(epoch):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "cut", observer=stop)
+    again = fit(tmp_path / "finished", resume=True)
+    assert torch.equal(again.predict(X).mean, finished.predict(X).mean)
+    with pytest.raises(CheckpointError, match="written by an earlier version.*unfinished runs cannot go on"):
+        fit(tmp_path / "cut", resume=True)
+    with pytest.raises(CheckpointError, match="its epochs is .*made by an earlier version"):
+        fit(tmp_path / "finished", resume=True, epochs=7)
 
 
 def test_data_that_differ_are_told_by_their_sizes_and_not_by_hashes(tmp_path):

@@ -19,9 +19,17 @@ from polymode._version import __version__
 from polymode.errors import CheckpointError
 from polymode.posteriors import Posterior
 from polymode.posteriors.base import MANIFEST
-from polymode.storage import entry, inside, read_document, refuse_links, write_document, writing
+from polymode.storage import (
+    FORMAT_VERSION,
+    entry,
+    inside,
+    read_document,
+    refuse_links,
+    write_document,
+    writing,
+)
 from polymode.training.contract.epoch import Epoch
-from polymode.training.keeping.checkpoint import Checkpoints, check_signature
+from polymode.training.keeping.checkpoint import Checkpoints, SignatureError, check_signature
 from polymode.training.keeping.events import EventLog
 
 MEMBERS = "members"  # folder of the members that are finished before the run is
@@ -67,7 +75,17 @@ class RunFolder:
             return False
         path = self.path / MANIFEST
         manifest = read_document(path, "run")
-        check_signature(entry(manifest, "signature", dict, path), self.signature, f"The run in {self.path}")
+        try:
+            check_signature(
+                entry(manifest, "signature", dict, path), self.signature, f"The run in {self.path}"
+            )
+        except SignatureError as error:
+            if manifest["format_version"] == FORMAT_VERSION:
+                raise
+            raise SignatureError(
+                f"{error} (It was made by an earlier version of polymode, which called some options "
+                "otherwise. What it holds can be read with load_posterior, evaluate and predict.)"
+            ) from None
         if entry(manifest, "status", str, path) != "finished":
             return False
         self._remove_unfinished()  # where the ending was cut

@@ -173,9 +173,9 @@ def test_folders_of_an_earlier_version_are_read_when_finished_and_refused_when_n
             fit(tmp_path / "cut", observer=stop)
     again = fit(tmp_path / "finished", resume=True)
     assert torch.equal(again.predict(X).mean, finished.predict(X).mean)
-    with pytest.raises(CheckpointError, match="written by an earlier version.*unfinished runs cannot go on"):
+    with pytest.raises(CheckpointError, match=r"written by an earlier version.*unfinished runs cannot go on"):
         fit(tmp_path / "cut", resume=True)
-    with pytest.raises(CheckpointError, match="its epochs is .*made by an earlier version"):
+    with pytest.raises(CheckpointError, match=r"its epochs is .*made by an earlier version"):
         fit(tmp_path / "finished", resume=True, epochs=7)
 
 

@@ -14,8 +14,7 @@ import polymode as pm
 def test_every_name_is_that_of_its_module():
     """What is there when it is asked for is what type checkers are told, and that they may pass on."""
     tree = ast.parse(inspect.getsource(pm))
-    [block] = [node for node in tree.body if isinstance(node, ast.If)]
-    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    [block] = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
     told = {}
     for node in block.body:
         assert isinstance(node, ast.ImportFrom)
@@ -28,7 +27,7 @@ def test_every_name_is_that_of_its_module():
     assert {*told, "__version__"} == set(pm.__all__)
     for name, value in told.items():
         assert getattr(pm, name) is value
-    assert {*pm.__all__, "__all__"} <= set(dir(pm))
+    assert set(pm.__all__) <= set(dir(pm))
     assert pm.compare is import_module("polymode.application.comparison.compare").compare
 
 

@@ -1,13 +1,11 @@
 """polymode: one network's opinion is not enough. Ensembles and Bayesian posteriors on PyTorch."""
 
-from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from polymode._version import __version__ as __version__
 
-# Every public name, once. Type checkers follow these lines; Python reads them when a name is first asked
-# for, so that nobody waits for torch who does not use it.
+# Type checkers follow these lines; nobody waits for torch who does not use it.
 if TYPE_CHECKING:
     from polymode import data as data
     from polymode import errors as errors
@@ -61,23 +59,91 @@ if TYPE_CHECKING:
     from polymode.training.contract import Phase as Phase
     from polymode.training.contract import State as State
     from polymode.weights import priors as priors
-else:
 
-    @cache
-    def _homes():
-        """The module of every public name, as the lines above say."""
-        import ast
+# The same for Python, which reads a name's module when the name is first asked for.
+_HOMES = {
+    "polymode": (
+        "data",
+        "errors",
+        "landscape",
+        "likelihoods",
+        "methods",
+        "metrics",
+        "models",
+        "samplers",
+        "schedules",
+    ),
+    "polymode.application": (
+        "comparison",
+        "datasets",
+        "plots",
+    ),
+    "polymode.application.comparison": ("compare",),
+    "polymode.data": (
+        "ArrayData",
+        "LoaderData",
+    ),
+    "polymode.judging.evaluation": ("evaluate",),
+    "polymode.judging.recalibration": (
+        "ConformalIntervals",
+        "ConformalSets",
+        "TemperatureScaling",
+    ),
+    "polymode.judging.weighing": (
+        "held_out_weights",
+        "weigh_members",
+    ),
+    "polymode.likelihoods": (
+        "BernoulliPredictive",
+        "CategoricalPredictive",
+        "GaussianPredictive",
+        "member_losses",
+    ),
+    "polymode.methods": ("METHODS",),
+    "polymode.networks.members": (
+        "Members",
+        "forward_members",
+        "map_members",
+        "stack",
+        "unstack",
+    ),
+    "polymode.own_loop.patching": (
+        "draw",
+        "kl",
+        "patch",
+        "patched_posterior",
+    ),
+    "polymode.own_loop.stacked": ("StackedModule",),
+    "polymode.posteriors": (
+        "ComponentMixture",
+        "LateMembers",
+        "Particles",
+        "Posterior",
+        "load_posterior",
+        "merge",
+        "sample_dropout",
+    ),
+    "polymode.training": ("fit",),
+    "polymode.training.contract": (
+        "Epoch",
+        "KeepBest",
+        "MemberOptimizer",
+        "Method",
+        "Optimizer",
+        "Phase",
+        "State",
+    ),
+    "polymode.weights": ("priors",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-        tree = ast.parse(__spec__.loader.get_source(__name__))
-        [block] = [node for node in tree.body if isinstance(node, ast.If)]
-        return {name.name: line.module for line in block.body for name in line.names}
+if not TYPE_CHECKING:  # a checker would take any name for known
+    __all__ = sorted([*_HOME_OF, "__version__"])
 
     def __getattr__(name):
-        if name == "__all__":
-            return sorted([*_homes(), "__version__"])
-        if name.startswith("__") or name not in _homes():
+        if name not in _HOME_OF:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home = _homes()[name]
+        home = _HOME_OF[name]
         if home != __name__ and hasattr(import_module(home), name):
             value = getattr(import_module(home), name)
         else:  # a module itself
@@ -86,4 +152,4 @@ else:
         return value
 
     def __dir__():
-        return sorted({*globals(), *_homes(), "__all__"})
+        return sorted({*globals(), *__all__})

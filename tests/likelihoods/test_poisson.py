@@ -147,6 +147,25 @@ def test_conformal_intervals_of_counts_cover_and_end_in_counts():
     assert [end.item() for end in edge.interval(1.5)] == [1.0, 7.0]  # 4 ± 3: the ends belong to it
 
 
+def test_an_interval_without_a_count_is_the_nearest_one():
+    """Rare counts: 0.4 ± 0.1 and 1.6 ± 0.1 hold none."""
+    rates = torch.tensor([0.4, 1.6])
+    rare = Poisson().predictive(rates, torch.full((2,), 0.01), torch.zeros(2), 1)
+    assert [end.tolist() for end in rare.interval(1.0)] == [[0.0, 2.0], [0.0, 2.0]]
+    rates = torch.rand(4000, generator=torch.Generator().manual_seed(4)) * 0.5
+    counts = torch.poisson(rates, generator=torch.Generator().manual_seed(5))
+    predictive = Poisson().predictive(rates, rates, 0 * rates, 1)
+    low, high = pm.ConformalIntervals.fit(predictive, counts, 0.2).intervals(predictive)
+    assert bool((low <= high).all())
+    assert ((counts >= low) & (counts <= high)).double().mean() > 0.8 - 4 * math.sqrt(0.16 / 4000)
+
+
+def test_large_counts_are_scored_in_64_bits():
+    outputs, counts = torch.tensor([[11.5129]]), torch.tensor([[100_000]])
+    exact = torch.distributions.Poisson(outputs.double().exp()).log_prob(counts.double())
+    torch.testing.assert_close(Poisson().terms(outputs, counts).double(), exact, rtol=1e-6, atol=0)
+
+
 def test_what_makes_no_sense_is_refused():
     predictive = Poisson().predictive(*torch.ones(3, 5), num_members=1)
     with pytest.raises(InputError, match="PoissonPredictive has no class probabilities"):

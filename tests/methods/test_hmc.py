@@ -249,3 +249,26 @@ def test_bad_options(options, message):
 def test_one_pass_is_too_few():
     with pytest.raises(InputError, match="at least 2 gradient passes, got 1"):
         fitted(HMC(), epochs=1)
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_weights_of_several_types_move_as_those_of_one(backend):
+    class Mixed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(3, 4), torch.nn.Linear(4, 1).double()
+
+        def forward(self, x):
+            return self.second(torch.tanh(self.first(x.float())).double())
+
+    def double():
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+
+    source = pm.ArrayData(torch.randn(20, 3), torch.randn(20, 1).double(), batch_size=20)
+    method = HMC(2, 0.7, num_samples=3, descent=0, step_size=0.01, burn_in=0.2)
+    options = {"likelihood": GAUSS, "epochs": 20, "progress": False, "backend": backend}
+    found = weights(pm.fit(method, Mixed, source, **options))
+    expected = weights(pm.fit(method, double, source, **options))
+    assert found["first.weight"].dtype == torch.float32
+    for name, other in (("first.weight", "0.weight"), ("second.bias", "2.bias")):
+        torch.testing.assert_close(found[name].double(), expected[other], rtol=2e-3, atol=2e-4)

@@ -101,6 +101,29 @@ def test_other_networks_and_numbers_are_refused():
         fit(Single(), initial="run")
 
 
+def test_weights_that_the_model_has_frozen_are_refused_unless_they_are_the_same():
+    posterior = fit(Single(optimizer=SGD))
+    frozen, same = CASE.double_factory(), posterior.collapse()
+    for module in (frozen, same):
+        next(iter(module.parameters())).requires_grad_(False)
+    with pytest.raises(InputError, match="which is fixed in the model, differs in it"):
+        fit(Single(), frozen, initial=posterior)
+    still = fit(Single(optimizer=STILL), same, initial=posterior)
+    x = CASE.data().inputs
+    torch.testing.assert_close(still.predict(x).mean, posterior.predict(x).mean)
+
+
+def test_another_meaning_or_another_beginning_is_refused():
+    x, y = torch.randn(20, 3), torch.randint(4, (20,)).float()
+    data, model = pm.ArrayData(x, y[:, None]), lambda: nn.Linear(3, 1)
+    first = fit(Single(), model, data, likelihood="fixed_gaussian")
+    with pytest.raises(InputError, match="has the likelihood 'fixed_gaussian', and here it is 'poisson'"):
+        fit(Single(), model, data, likelihood="poisson", initial=first)
+    options = {"likelihood": "fixed_gaussian", "initial": first}
+    with pytest.raises(InputError, match="begin_at='anchor' and initial= are two places"):
+        fit(pm.methods.Anchored(1, begin_at="anchor"), model, data, **options)
+
+
 def test_constants_that_differ_are_refused():
     def network(scale):
         module = CASE.double_factory()
@@ -111,6 +134,6 @@ def test_constants_that_differ_are_refused():
         return module
 
     posterior = fit(Single(optimizer=SGD), network(0.5))
-    with pytest.raises(InputError, match="which its members have in common, differs"):
+    with pytest.raises(InputError, match="which is fixed in the model, differs in it"):
         fit(Single(), network(0.25), initial=posterior)
     fit(Single(), network(0.5), initial=posterior)

@@ -173,3 +173,29 @@ def test_gaussian_penalty_with_a_centre():
     assert gaussian_penalty(weights, 2.0, centre).item() == pytest.approx((1 + 1 + 4) / 8)
     with pytest.raises(pm.errors.InputError, match="prior_std must be a positive number, got 0"):
         gaussian_penalty(weights, 0.0)
+
+
+@pytest.mark.parametrize("total_chains", [1, 2])
+def test_members_that_share_added_weights_have_the_sum_of_their_gradients(total_chains):
+    """Autograd gives one tensor for two weights that are added: it must not be added to for both."""
+
+    class Added(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = torch.nn.Linear(3, 1)
+            self.a, self.b = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return torch.tanh(self.line(x) * (1 + (self.a + self.b)))
+
+    data = pm.ArrayData(torch.randn(8, 3).double(), torch.randn(8, 1).double(), batch_size=8)
+    method = pm.methods.BatchEnsemble(3, optimizer=pm.Optimizer("SGD", lr=0.1))
+    method = pm.methods.DeepEnsemble(total_chains, of=method)
+    options = {"likelihood": "fixed_gaussian", "epochs": 1, "progress": False}
+    loop, vmap = (
+        pm.fit(method, lambda: Added().double(), data, backend=backend, **options)
+        for backend in ("loop", "vmap")
+    )
+    for first, second in zip(loop.draw(), vmap.draw(), strict=True):
+        for one, other in zip(pm.unstack(first), pm.unstack(second), strict=True):
+            torch.testing.assert_close(one, other)

@@ -56,7 +56,7 @@ class PoissonLaw(Law):
         return torch.full_like(self.mean[0], 0.5, dtype=torch.float64)
 
     def rounded(self, quantiles: Tensor) -> Tensor:
-        return quantiles.round()
+        return quantiles.round().clamp(min=0)  # −0.4 would become −0
 
     def sample(self, noise: torch.Generator) -> Tensor:
         return torch.poisson(self.mean.double().cpu(), generator=noise).to(self.mean.device)
@@ -78,15 +78,17 @@ class PoissonPredictive(NumbersPredictive):
         self, observations: Observations, *, target_scale: float = 1.0, bins: Bins = BINS
     ) -> dict[str, float]:
         """Those of numbers, and crps: Σ_k (P(Y ≤ k) − 1{y ≤ k})², in counts."""
+        require(target_scale == 1, f"Counts are never scaled, got target_scale={target_scale}.")
         counts = replace(observations, targets=observations.targets.to(self.mean.dtype))
         crps = observations.more["crps"].mean().item()
         return super().scores(counts, target_scale=target_scale, bins=bins) | {"crps": crps}
 
     def interval(self, factor: float) -> tuple[Tensor, Tensor]:
-        """The smallest and the largest count within μ ± factor · σ."""
+        """The smallest and the largest count within μ ± factor · σ; the nearest one where there is none."""
         mean, margin = self.mean.double(), factor * self.std.double()
         slack = 1e-9 * (1 + mean)  # of rounding, for a count that is an end
         low, high = (mean - margin - slack).ceil().clamp(min=0), (mean + margin + slack).floor()
+        low, high = (torch.where(low > high, mean.round(), end) for end in (low, high))
         return low.to(self.mean.dtype), high.to(self.mean.dtype)
 
 
@@ -133,8 +135,9 @@ class Poisson(Numbers):
 
     def terms(self, outputs: Tree, targets: Tensor) -> Tensor:
         log_rate = match_trailing_one(self.read(outputs), targets)
-        counts = targets.to(log_rate.dtype)
-        return counts * log_rate - log_rate.exp() - torch.lgamma(counts + 1)
+        # In 64 bits: the terms of a count of 100,000 are differences of numbers a million times as large.
+        counts, outputs = targets.double(), log_rate.double()
+        return (counts * outputs - outputs.exp() - torch.lgamma(counts + 1)).to(log_rate.dtype)
 
     def check_targets(self, targets: Tensor, outputs: Tree) -> None:
         if targets.is_complex() or targets.dtype == torch.bool:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from polymode.errors import InputError, require_whole, unknown_name
+from polymode.errors import InputError, require, require_whole, unknown_name
 from polymode.options import option
 from polymode.posteriors import Particles, Posterior
 from polymode.samplers import draw_prior
@@ -74,6 +74,10 @@ class Anchored(Method):
         return self.num_members
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:
+        require(
+            not problem.initial or self.begin_at == "network",
+            "begin_at='anchor' and initial= are two places to begin at: leave one of them out.",
+        )
         members = problem.initial_members(generator)
         anchor = draw_prior(problem.prior_stds(self.prior_std), members.stacked, generator)
         if self.begin_at == "anchor":

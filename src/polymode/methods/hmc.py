@@ -163,7 +163,8 @@ class HMC(Method):
             """Every so many passes the last state that was accepted is a sample."""
             state.common["blocks"] += 1
             if int(state.common["blocks"][0]) % blocks == 0:
-                kept = views_of(state.own["kept"], {name: state.members.stacked[name] for name in stds})
+                weights = {name: state.members.stacked[name] for name in stds}
+                kept = {n: t.to(weights[n].dtype) for n, t in views_of(state.own["kept"], weights).items()}
                 state.finished.append(replace(state.members, stacked=state.members.stacked | kept))
 
         posterior = problem.objective(gaussian_prior(stds))
@@ -234,7 +235,10 @@ class _Chains:
         weights = {name: state.members.stacked[name] for name in stds}
         self.position = as_vectors(weights)
         self.momentum, self.force = state.own["momentum"], state.own["force"]
-        moving = state.members.stacked | views_of(self.position, weights)
+        self.weights, self.views = weights, views_of(self.position, weights)
+        # Views move with the vectors; weights of several types are copied after every drift.
+        self.copied = any(view.dtype != weights[name].dtype for name, view in self.views.items())
+        moving = state.members.stacked | ({} if self.copied else self.views)
         self.moving = replace(state, members=replace(state.members, stacked=moving))
         self.counts = objective.observations(batches, state)
         self.num_observations = self.counts.sum(0)
@@ -262,10 +266,10 @@ class _Chains:
             pace = (step[:, None] * self.widths).to(self.position.dtype)
             stretch = min(num_passes, int(left.min()))
             for _ in range(stretch - 1):
-                self.position.addcmul_(pace, self.momentum)  # θ ← θ + ε s p
+                self._drift(pace)  # θ ← θ + ε s p
                 self._look()  # f ← −s ∇U(θ)
                 self._kick(step)  # p ← p + ε f
-            self.position.addcmul_(pace, self.momentum)
+            self._drift(pace)
             losses = self._look()
             left -= stretch
             self.common["passes"] += stretch
@@ -273,11 +277,18 @@ class _Chains:
             ending = left == 0
             self._kick(torch.where(ending, step / 2, step))  # the last kick of a trajectory is half of one
             self._decide(ending, losses)
-        for name, view in self.moving.members.stacked.items():
-            if name in self.stds:
-                self.state.members.stacked[name].copy_(view)
+        self._write_back()
         assert losses is not None
         return losses
+
+    def _drift(self, pace: Tensor) -> None:
+        self.position.addcmul_(pace, self.momentum)
+        if self.copied:
+            self._write_back()
+
+    def _write_back(self) -> None:
+        for name, view in self.views.items():
+            self.weights[name].copy_(view)
 
     def _look(self) -> Tensor:
         """The force at the present place; returns the mean losses of the data, [G]."""

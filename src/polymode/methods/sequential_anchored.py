@@ -168,6 +168,7 @@ class SequentialAnchored(Method):
             optimizers={"all": Over(self.optimizer)},
             schedule=self.schedule,
             keep=keep_rule(self.keep),
+            restarts=True,
             leave=finish,
         )
         short = replace(

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from polymode.trees import Tree, filled, leaves, map_tree
 
-Recording = Callable[[Tree], Any]
+# From tensors to a function that replays what is done with them, with the values that they have by then.
+Recording = Callable[[Tree], Callable[[], Any]]
 
 
 def record(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recording | None:
@@ -40,11 +41,16 @@ def record(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recordi
 
     form = map_tree(torch.Tensor.detach, form_of_result[0])
 
-    def replay(arguments: Tree) -> Any:
-        with torch.no_grad():
-            return filled(form, graph(*leaves(arguments)))
+    def bind(arguments: Tree) -> Callable[[], Any]:
+        tensors = list(leaves(arguments))
 
-    return replay
+        def replay() -> Any:
+            with torch.no_grad():
+                return filled(form, graph(*tensors))
+
+        return replay
+
+    return bind
 
 
 def _equal_up_to_rounding(replayed: Tensor, direct: Tensor) -> bool:

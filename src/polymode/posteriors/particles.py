@@ -23,7 +23,6 @@ from polymode.posteriors.base import (
 from polymode.posteriors.network import Network, check_fingerprint, check_tensors
 from polymode.storage import (
     CheckedFile,
-    checksum,
     entry,
     fingerprint_of,
     read_document,
@@ -118,16 +117,14 @@ class MemberStore:
         digests = [list(bytes.fromhex(b.file.checksum)) for b in firsts if isinstance(b, StoredMembers)]
         return torch.tensor(digests, dtype=torch.uint8).reshape(-1, 32)
 
-    def restore(self, digests: Tensor | int, num_groups: int, group_size: int) -> None:
+    def restore(self, digests: Tensor, num_groups: int, group_size: int) -> None:
         """Take up the first entries that an interrupted run has written, if they are as they were.
 
-        digests: what ``digests`` gave, or the number of entries (of a checkpoint of format 1).
+        digests: what ``digests`` gave.
         """
         self.finished = []
-        known = [None] * digests if isinstance(digests, int) else digests.numpy()
-        for index, digest in enumerate(known):
-            path = self._path(index)
-            file = CheckedFile(path, checksum(path) if digest is None else digest.tobytes().hex())
+        for index, digest in enumerate(digests.numpy()):
+            file = CheckedFile(self._path(index), digest.tobytes().hex())
             file.check()
             self._add_file(file, num_groups, group_size)
 

@@ -328,11 +328,7 @@ def _trace(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "member_epochs": [epoch["member_epochs"] for epoch, _ in known],
         "loss": [mean for _, mean in known],
-        "restarts": [
-            place
-            for place, (epoch, _) in enumerate(known)
-            if epoch["phase"] in ("first", "short") and epoch["epoch"] == 1
-        ],
+        "restarts": [place for place, (epoch, _) in enumerate(known) if epoch.get("restart")],
         "sampled": any(not epoch["learning_rates"] for epoch, _ in known),
     }
 

@@ -114,10 +114,10 @@ class _Opinions:
         return curves
 
 
-def _cosine(posterior: Posterior, num_members: int | None, generator: torch.Generator) -> list | None:
+def _cosine(posterior: Posterior, num_draws: int | None, generator: torch.Generator) -> list | None:
     """Cosines of the members' own weights, where they fit into one block and have any."""
     blocks, count = [], 0
-    for block in posterior.draw(num_members, generator):
+    for block in posterior.draw(num_draws, generator):
         blocks.append(block)
         count += block.num_members
         if count >= MATRIX_MEMBERS:

@@ -25,3 +25,4 @@ class Epoch:
     learning_rates: dict[str, float]
     epochs_done: int
     member_epochs: float
+    restart: bool  # whether it is the first of another training

@@ -27,7 +27,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    cost: ClassVar[str]  # in words, for who chooses a method
+    cost: ClassVar[str]  # in words, for whoever chooses a method
     kept: ClassVar[str] = ""  # what ``num_parameters`` counts, where it is not everything
     reference: ClassVar[bool] = False  # a sampler to judge others by: compared only when it is named
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,6 +84,7 @@ class Objective:
     _recordings: dict[Any, Recording | None] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
+    _bound: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_seeds", (*self.noise, *seed_buffers(self.network.module)))
@@ -166,6 +168,7 @@ class Objective:
             divisors = self.num_observations[piece.groups]
             if state.penalty_factors is not None:
                 divisors = divisors / state.penalty_factors[piece.groups].to(divisors.device)
+                divisors = divisors.to(self.network.dtype)
             yield _Part(piece, rows, part, own, divisors, seeds)
 
     def _mapped(self, part: _Part, members: Members, backend: Backend) -> Tensor:
@@ -207,6 +210,7 @@ class Objective:
     def _one_by_one(self, part: _Part) -> tuple[Tensor, Gradients]:
         """Members one after another: each graph is freed before the next one is built."""
         members, result, losses = part.members, Gradients({}, {}), []
+        alone = members.num_members == 1
         for index in range(members.num_members):
             group = index // members.group_size
             weights = members.member(index)
@@ -220,9 +224,9 @@ class Objective:
             losses.append(loss.detach())
             for name, gradient in zip(leaves, _gradients(loss, list(leaves.values())), strict=True):
                 if name in members.stacked:
-                    _add(gradient, result.stacked, members.stacked, name, index)
+                    _add(gradient, result.stacked, members.stacked, name, index, alone=alone)
                 else:
-                    _add(gradient, result.shared, members.shared, name, group)
+                    _add(gradient, result.shared, members.shared, name, group, alone=alone)
         return torch.stack(losses), result
 
     def _randomness(self, seed: Tensor) -> AbstractContextManager[None]:
@@ -267,28 +271,35 @@ class Objective:
         """``losses_and_gradients``, recorded at the first call and replayed from then on.
 
         Over the thousands of passes of a sampler the bookkeeping of vmap and autograd costs as much as the
-        arithmetic of a small network.
+        arithmetic of a small network. Between two passes a sampler moves weights in place: as long as members
+        and batch are the same objects, what is replayed is about the same tensors.
         """
-        members = state.members
-        whole = len(batch.pieces) == 1 and len(batch.groups) == members.num_groups and not members.shared
-        if self.execution.backend != "vmap" or not whole or self._seeds:
+        members, [piece, *others] = state.members, batch.pieces
+        bound = self._bound.get("latest")
+        if bound is not None and bound[0] is members and bound[1] is piece:
+            state.gradient_examples[piece.groups] += piece.batch_size * members.group_size
+            return bound[2]()
+        whole = not others and len(batch.groups) == members.num_groups and not members.shared
+        if self.execution.backend != "vmap" or not whole or self._seeds or self.penalty is not None:
             losses, gradients = self.losses_and_gradients(state, batch, check=False)
             return losses, gradients.stacked
         [part] = self._parts(state, batch, None)
-        state.gradient_examples[part.piece.groups] += part.num_examples
 
-        def evaluate(stacked: Tensors, own: Tree, examples: Examples, divisors: Tensor) -> tuple:
-            piece, now = replace(part.piece, examples=examples), replace(members, stacked=stacked)
-            losses, gradients = self._together(_Part(piece, part.rows, now, own, divisors, part.seeds))
+        def evaluate(stacked: Tensors, own: Tree, examples: Examples) -> tuple[Tensor, Tensors]:
+            now, seen = replace(members, stacked=stacked), replace(piece, examples=examples)
+            losses, gradients = self._together(replace(part, piece=seen, members=now, own=own))
             return losses, gradients.stacked
 
-        arguments = (members.stacked, part.own, part.piece.examples, part.divisors)
+        arguments = (members.stacked, part.own, piece.examples)
         form = ((t.shape, t.stride(), t.dtype, t.device) for t in leaves(arguments))
-        key = (part.piece.has_groups, *form)
+        key = (piece.has_groups, *form)
         if key not in self._recordings:
             self._recordings[key] = record(evaluate, arguments)
         recording = self._recordings[key]
-        return evaluate(*arguments) if recording is None else recording(arguments)
+        replay = partial(evaluate, *arguments) if recording is None else recording(arguments)
+        self._bound["latest"] = (members, piece, replay)
+        state.gradient_examples[piece.groups] += part.num_examples
+        return replay()
 
 
 def _gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
@@ -296,9 +307,12 @@ def _gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
 
 
-def _add(gradient: Tensor, to: Tensors, like: Tensors, name: str, row: int) -> None:
-    """Add the gradient of one member to the row of its own, or of its group."""
-    if len(like[name]) == 1 and name not in to:
+def _add(gradient: Tensor, to: Tensors, like: Tensors, name: str, row: int, *, alone: bool) -> None:
+    """Add the gradient of one member to the row of its own, or of its group; ``alone``: no other one comes.
+
+    It may not become the sum itself otherwise: autograd gives one tensor for two weights that are added.
+    """
+    if alone:
         to[name] = gradient[None]
         return
     if name not in to:

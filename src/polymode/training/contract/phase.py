@@ -135,7 +135,8 @@ class Phase:
     optimizers: built when the phase begins; those named in ``carry`` go on as they were.
     schedule: multiplies the learning rates. penalty_schedule: multiplies the penalty; None leaves it as it
     is. cost: member-epochs that a chain spends in an epoch. measure: what to show of each member after every
-    epoch, {name: [M]}. enter, end_epoch, leave: hooks of the method at the phase's borders.
+    epoch, {name: [M]}. restarts: whether the phase begins another training, for who draws the loss. enter,
+    end_epoch, leave: hooks of the method at the phase's borders.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Phase:
     cost: float = 1.0
     keep: KeepBest | None = None
     measure: Measure | None = None
+    restarts: bool = False
     enter: Hook = nothing
     end_epoch: Hook = nothing
     leave: Hook = nothing

@@ -140,6 +140,12 @@ def check_signature(saved: dict[str, Any], given: dict[str, Any], where: str) ->
     for key in sorted((given.keys() | saved.keys()) - {"sizes"}):  # they only explain the data
         if key in DATA_KEYS:
             _check_data(key, saved, given, where)
+        elif key == "initial" and saved.get(key) != given.get(key):
+            began = "no networks of another posterior" if key not in saved else "other networks"
+            raise SignatureError(
+                f"{where} belongs to another run: it began at {began} (initial=...). Resume with the same, "
+                "or choose another run_dir."
+            )
         elif key == "network":
             try:
                 check_fingerprint(saved.get(key, {}), given.get(key, {}), where)

@@ -80,7 +80,7 @@ class RunFolder:
                 entry(manifest, "signature", dict, path), self.signature, f"The run in {self.path}"
             )
         except SignatureError as error:
-            if manifest["format_version"] == FORMAT_VERSION:
+            if manifest["format_version"] == FORMAT_VERSION or manifest.get("status") != "finished":
                 raise
             raise SignatureError(
                 f"{error} (It was made by an earlier version of polymode, which called some options "
@@ -126,6 +126,7 @@ class RunFolder:
             epochs_done=epoch.epochs_done,
             phase=epoch.phase,
             epoch=epoch.epoch,
+            restart=epoch.restart,
             member_epochs=epoch.member_epochs,
             learning_rates=epoch.learning_rates,
             losses=epoch.losses.tolist(),

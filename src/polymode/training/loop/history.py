@@ -31,17 +31,19 @@ class History:
     def columns(self) -> dict[str, Any]:
         """A tensor for every column: a checkpoint holds all epochs so far, thousands of them.
 
-        What an epoch of one phase has, those of another one may lack: NaN stands in their rows.
+        What some epochs have, others may lack: NaN stands in their rows, and their kind says so.
         """
-        phases = {row["phase"]: [name for name in row if name != "phase"] for row in self.rows}
-        places = {name: place for place, name in enumerate(phases)}
+        kinds: dict[tuple[str, ...], int] = {}  # the phase and the names of a row
+        of_rows = [(row["phase"], *sorted(row.keys() - {"phase"})) for row in self.rows]
+        places = [kinds.setdefault(kind, len(kinds)) for kind in of_rows]
+        names = dict.fromkeys(name for row in self.rows for name in row if name != "phase")
         columns = {
             name: torch.tensor([row.get(name, math.nan) for row in self.rows], dtype=torch.float64)
-            for name in dict.fromkeys(name for names in phases.values() for name in names)
+            for name in names
         }
         return {
-            "phases": [[name, names] for name, names in phases.items()],
-            "phase": torch.tensor([places[row["phase"]] for row in self.rows], dtype=torch.int64),
+            "kinds": [list(kind) for kind in kinds],
+            "kind": torch.tensor(places, dtype=torch.int64),
             "columns": columns,
         }
 
@@ -50,8 +52,8 @@ class History:
         """The history that ``columns`` was made of."""
         numbers = {name: column.tolist() for name, column in saved["columns"].items()}
         rows = []
-        for index, place in enumerate(saved["phase"].tolist()):
-            phase, names = saved["phases"][place]
-            row = {name: numbers[name][index] for name in names}
+        for index, place in enumerate(saved["kind"].tolist()):
+            phase, *names = saved["kinds"][place]
+            row = {name: values[index] for name, values in numbers.items() if name in names}
             rows.append({"phase": phase} | row | {"epoch": int(row["epoch"])})
         return cls(rows)

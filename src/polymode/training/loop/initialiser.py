@@ -182,7 +182,7 @@ def _initial_draws(posterior: Posterior, method: Method, seed: int) -> Iterator[
     available = posterior.num_members
     if available is not None and available < wanted:
         raise InputError(
-            f"initial has {available} member{'s' if available > 1 else ''}, and {method.name} takes {wanted}"
+            f"initial has {available} member{'s' if available != 1 else ''}, and {method.name} takes {wanted}"
             f"{f' ({each} for each chain)' if each > 1 else ', one for each chain'}: pass a posterior with "
             "as many, or a method with fewer chains."
         )
@@ -199,7 +199,12 @@ def members_to_begin_at(
     posterior: Posterior, method: Method, problem: Problem, owned: frozenset[str], seed: int
 ) -> list[Tensors]:
     """The weights of the members that chains begin at, in order; what a chain owns beyond them is drawn."""
-    network = problem.network
+    network, before = problem.network, posterior.network
+    if before.likelihood.kind != network.likelihood.kind:
+        raise InputError(
+            f"initial has the likelihood {before.likelihood.kind!r}, and here it is "
+            f"{network.likelihood.kind!r}: its outputs mean something else."
+        )
     there, here = posterior.network.fingerprint, network.fingerprint
     for name in sorted(problem.trainable):
         if there.get(name) != here[name]:
@@ -208,15 +213,17 @@ def members_to_begin_at(
                 f"{here[name]} in the model. Pass the model and the likelihood that it was made with."
             )
     constants = network.constants(owned)
-    for name, tensor in posterior.network.constants(owned).items():
-        if name in constants and not torch.equal(tensor.cpu(), constants[name].cpu()):
-            raise InputError(
-                f"initial is of another network: {name!r}, which its members have in common, differs from "
-                "the model's."
-            )
     common = {name for name in owned if there.get(name) == here[name]}
-    return [
-        {n: t.to(network.device) for n, t in block.member(index).items() if n in common}
-        for block in _initial_draws(posterior, method, seed)
-        for index in range(block.num_members)
-    ]
+    found = []
+    for block in _initial_draws(posterior, method, seed):
+        for index in range(block.num_members):
+            member = block.member(index)
+            # Frozen weights are the model's: those of the posterior must not be lost without a word.
+            for name, tensor in (before.constants(member) | member).items():
+                if name in constants and not torch.equal(tensor.cpu(), constants[name].cpu()):
+                    raise InputError(
+                        f"initial is of another network: {name!r}, which is fixed in the model, differs in "
+                        "it. Let the model hold the same values, or train them."
+                    )
+            found.append({n: t.to(network.device) for n, t in member.items() if n in common})
+    return found

@@ -99,7 +99,8 @@ class Training:
         if phase.penalty_schedule is not None:
             factors = _factors(phase.penalty_schedule, progress, "penalty")
             sizes = [cohort.stop - cohort.start for cohort in self.batches.cohorts]
-            self.state.penalty_factors = torch.tensor(factors).repeat_interleave(torch.tensor(sizes))
+            of_cohorts = torch.tensor(factors, dtype=torch.float64)
+            self.state.penalty_factors = of_cohorts.repeat_interleave(torch.tensor(sizes))
 
     def _end_epoch(self, phase: Phase) -> Epoch:
         position, state = self.position, self.state
@@ -127,6 +128,7 @@ class Training:
             {name: optimizer.spec.lr * self.rate for name, optimizer in state.optimizers.items()},
             position.epochs_done,
             sum(map(self.spent, range(len(self.request.sources)))) / len(self.request.sources),
+            phase.restarts and position.epoch == 1,
         )
         self.history.add(epoch)
         return epoch

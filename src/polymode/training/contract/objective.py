@@ -80,10 +80,9 @@ class Objective:
     penalty: Penalty | None = None
     realise: Callable[[Tensors, Tree], Tensors] | None = None
     noise: tuple[str, ...] = ()
+    # What was recorded of it and of others of the same problem.
+    recordings: dict[Any, Recording | None] = field(default_factory=dict, compare=False, repr=False)
     _seeds: tuple[str, ...] = field(init=False)
-    _recordings: dict[Any, Recording | None] = field(
-        default_factory=dict, init=False, compare=False, repr=False
-    )
     _bound: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -292,10 +291,10 @@ class Objective:
 
         arguments = (members.stacked, part.own, piece.examples)
         form = ((t.shape, t.stride(), t.dtype, t.device) for t in leaves(arguments))
-        key = (piece.has_groups, *form)
-        if key not in self._recordings:
-            self._recordings[key] = record(evaluate, arguments)
-        recording = self._recordings[key]
+        key = (self.realise, self.trainable, piece.has_groups, *form)
+        if key not in self.recordings:
+            self.recordings[key] = record(evaluate, arguments)
+        recording = self.recordings[key]
         replay = partial(evaluate, *arguments) if recording is None else recording(arguments)
         self._bound["latest"] = (members, piece, replay)
         state.gradient_examples[piece.groups] += part.num_examples

@@ -1,13 +1,15 @@
 """What a method knows about its task."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polymode.errors import InputError
 from polymode.networks.members import Members, Tensors
+from polymode.networks.recording import Recording
 from polymode.posteriors.network import Network
 from polymode.training.contract.execution import Execution
 from polymode.training.contract.objective import Objective
@@ -42,6 +44,7 @@ class Problem:
     redraw: Callable[[Iterable[str], torch.Generator], Tensors] = _cannot_redraw
     replayable: bool = True  # whether examples can be told by their places in the data set
     num_minibatches: int | None = None  # of an epoch over the smallest data set, where it is known
+    recordings: dict[Any, Recording | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def num_observations(self) -> int:
@@ -72,4 +75,13 @@ class Problem:
     ) -> Objective:
         """The loss of this problem's network and likelihood with a method's own terms."""
         names = self.trainable if trainable is None else trainable
-        return Objective(self.network, names, self.execution, self.observations, penalty, realise, noise)
+        return Objective(
+            self.network,
+            names,
+            self.execution,
+            self.observations,
+            penalty,
+            realise,
+            noise,
+            self.recordings,
+        )

@@ -5,6 +5,8 @@ accumulator that turns the outputs of many members into one predictive. Both say
 scores and columns, its curves, its reference, what is written of it.
 """
 
+from dataclasses import fields
+
 import torch
 from torch import Tensor
 
@@ -73,9 +75,13 @@ def make_likelihood(likelihood: "str | Likelihood | dict") -> Likelihood:
             f"got {given}."
         )
     options = {"kind": likelihood} if isinstance(likelihood, str) else dict(likelihood)
-    kind = options.pop("kind")
+    kind = options.pop("kind", None)
     if kind not in LIKELIHOODS:
-        raise unknown_name("likelihood", kind, LIKELIHOODS)
+        raise unknown_name("likelihood", str(kind), LIKELIHOODS)
+    known = [each.name for each in fields(LIKELIHOODS[kind])]
+    for name in options:
+        if name not in known:
+            raise unknown_name(f"option of {kind}", name, known)
     return LIKELIHOODS[kind](**options)
 
 

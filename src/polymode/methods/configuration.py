@@ -81,6 +81,9 @@ def _build(part: type, kind: str, content: dict[str, Any]) -> Any:
         for key in read:
             if key not in names:
                 raise unknown_name(f"option of {kind}", key, names)
+    for each in dataclasses.fields(part):
+        if each.type is bool and each.name in read and not isinstance(read[each.name], bool):
+            raise InputError(f"{each.name} of {kind} must be true or false, got {read[each.name]!r}.")
     try:
         return part(**read)
     except InputError:

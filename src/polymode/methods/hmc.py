@@ -46,7 +46,8 @@ class HMC(Method):
     summary: ClassVar[str] = "full-batch Hamiltonian Monte Carlo, the reference"
     kept: ClassVar[str] = "for each sample of a chain"
     cost: ClassVar[str] = (
-        "chains member-epochs a gradient pass; thousands of passes; predicts with chains × samples passes"
+        "num_chains member-epochs a gradient pass; thousands of passes; predicts with num_chains × "
+        "num_samples passes"
     )
     reference: ClassVar[bool] = True
 

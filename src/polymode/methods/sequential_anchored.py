@@ -72,7 +72,7 @@ class SequentialAnchored(Method):
     name: ClassVar[str] = "sequential_anchored"
     summary: ClassVar[str] = "one long anchored training, then many short ones while the anchor walks"
     kept: ClassVar[str] = "for each training of a chain"
-    cost: ClassVar[str] = "chains member-epochs an epoch; predicts with a pass for every training"
+    cost: ClassVar[str] = "num_chains member-epochs an epoch; predicts with a pass for every training"
 
     num_chains: int | None = option(
         None, "run side by side, each from its own start; None means one, or as many as suit a budget"

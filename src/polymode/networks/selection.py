@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
@@ -37,7 +38,7 @@ def is_normalisation(layer: nn.Module) -> bool:
 
 def check_where(where: Where) -> tuple[str, ...]:
     """The entries of ``where``; what they select is checked when the network is known."""
-    entries = (where,) if isinstance(where, str) else tuple(where)
+    entries: tuple[Any, ...] = tuple(where) if isinstance(where, list | tuple) else (where,)
     if not entries or not all(isinstance(entry, str) and entry for entry in entries):
         raise InputError(
             f"where={where!r}: name layers by kind ({', '.join(LAYER_KINDS)}), by type such as 'Linear', or "

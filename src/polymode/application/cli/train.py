@@ -44,7 +44,7 @@ class TrainOptions(JobOptions):
     budget: float | None = option(None, "member-epochs in all, instead of epochs")
     initial: str = option(
         "",
-        "folder of a finished run whose networks are trained on; its optimiser and schedule begin anew",
+        "folder of a finished run: begin at its networks, with a fresh optimiser and schedule",
         metavar="RUN",
     )
 

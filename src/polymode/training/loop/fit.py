@@ -74,8 +74,8 @@ def fit(
     seed: determines everything; a list gives each data set its own.
     shared_order: all chains see one order of the data instead of their own.
     initial: a posterior (or one for each data set) whose members the chains begin at, in order, instead of
-        the model's weights: to train a finished ensemble on. Optimisers and schedules begin anew, and
-        ``epochs`` are those of this fit.
+        the model's weights: to continue the training of a finished ensemble. Optimisers and
+        schedules begin anew, and ``epochs`` are those of this fit.
     extend: a finished ensemble to which the new chains are added.
 
     How to compute (``Computing``): device: where to train; the module's own, or the CPU for a factory, unless

@@ -242,7 +242,11 @@ def _num_observations(likelihood: Likelihood, data: Data) -> int:
 def _check_phases(request: Request, phases: Sequence[Phase]) -> None:
     for before, phase in zip([None, *phases], phases, strict=False):
         for name in phase.carry:
-            if before is None or name not in phase.optimizers:
+            if before is None:
+                raise InputError(
+                    f"Phase {phase.name!r} carries the optimiser {name!r}, but no phase comes before it."
+                )
+            if name not in phase.optimizers:
                 raise InputError(
                     f"Phase {phase.name!r} carries {name!r}, which is not one of its optimisers."
                 )

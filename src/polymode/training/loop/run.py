@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from polymode.errors import NonFiniteLoss
 from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.network import Network
 from polymode.storage import well_formed
@@ -97,8 +98,9 @@ class Run:
                     self._save()
                     posteriors = self.folder.finish(posteriors)
         except BaseException as error:
-            self._describe_posterior_of(error)
             reporter.close()
+            if isinstance(error, NonFiniteLoss):
+                self._describe(error)
             raise
         reporter.end(self.title)
         return posteriors
@@ -149,16 +151,16 @@ class Run:
             "history": self.training.history.rows,
         }
 
-    def _describe_posterior_of(self, error: BaseException) -> None:
+    def _describe(self, error: NonFiniteLoss) -> None:
         """Give what an error has saved of the training the record of the run."""
-        found = getattr(error, "posterior", None)
+        found = error.posterior
         if isinstance(found, list):
-            error.posterior = [  # type: ignore[attr-defined]
+            error.posterior = [
                 None if each is None else replace(each, record=self._record_of(data_set))
                 for data_set, each in enumerate(found)
             ]
-        elif found is not None:
-            error.posterior = replace(found, record=self._record_of(0))  # type: ignore[attr-defined]
+        elif isinstance(found, Posterior):
+            error.posterior = replace(found, record=self._record_of(0))
 
     # --- checkpoints ----------------------------------------------------------------------------
 

@@ -147,3 +147,10 @@ def test_options_and_configuration():
     with pytest.raises(InputError, match="NaN or infinite"):
         StudentT().check_targets(torch.tensor([1.0, math.nan]), {})
     assert "mean of 300" in StudentT().remark_on(torch.tensor([299.0, 301.0]))
+
+
+def test_options_come_first_and_degrees_are_bounded():
+    assert StudentT(30) == StudentT(degrees=30)
+    assert pm.likelihoods.FixedGaussian(0.1).std == 0.1
+    with pytest.raises(pm.errors.InputError, match="at most 100, got 1000000000: use 'gaussian'"):
+        StudentT(degrees=10**9)

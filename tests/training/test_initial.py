@@ -137,3 +137,12 @@ def test_constants_that_differ_are_refused():
     with pytest.raises(InputError, match="which is fixed in the model, differs in it"):
         fit(Single(), network(0.25), initial=posterior)
     fit(Single(), network(0.5), initial=posterior)
+
+
+def test_another_precision_is_converted_and_slips_of_the_pen_are_told():
+    first = fit(Single(optimizer=SGD), lambda: CASE.double_factory().float())
+    double = fit(Single(optimizer=STILL), initial=first)
+    for found, expected in zip(members(double), members(first), strict=True):
+        torch.testing.assert_close({n: t.float() for n, t in found.items()}, expected)
+    with pytest.raises(InputError, match=r"Unknown option of fit 'inital'\. Did you mean 'initial'"):
+        fit(Single(), inital=first)

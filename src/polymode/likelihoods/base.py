@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -36,7 +36,7 @@ class Likelihood(ABC):
     difference_name: ClassVar[str] = "disagreement"
     squared_errors: ClassVar[bool] = False
     per_token: ClassVar[bool] = False  # each entry of the targets is an observation of its own
-    output: str | None = None
+    output: str | None = field(default=None, kw_only=True)
 
     def read(self, outputs: Tree) -> Tree:
         """Pick the tensor this likelihood is about from what the network returned."""

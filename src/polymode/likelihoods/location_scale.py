@@ -1,7 +1,7 @@
 """Numbers that scatter around a location: how they are standardised, and a noise level that is learned."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -77,8 +77,8 @@ class LearnedNoise(LocationScale):
     ρ is the parameter ``noise`` of the prepared network, which then returns (mean, ρ).
     """
 
-    initial_std: float = 0.5
-    min_std: float = 1e-4
+    initial_std: float = field(default=0.5, kw_only=True)
+    min_std: float = field(default=1e-4, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.initial_std > self.min_std > 0:

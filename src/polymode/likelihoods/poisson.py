@@ -56,7 +56,7 @@ class PoissonLaw(Law):
         return torch.full_like(self.mean[0], 0.5, dtype=torch.float64)
 
     def rounded(self, quantiles: Tensor) -> Tensor:
-        return quantiles.round().clamp(min=0)  # −0.4 would become −0
+        return quantiles.round() + 0.0  # −0 becomes 0
 
     def sample(self, noise: torch.Generator) -> Tensor:
         return torch.poisson(self.mean.double().cpu(), generator=noise).to(self.mean.device)
@@ -89,7 +89,7 @@ class PoissonPredictive(NumbersPredictive):
         slack = 1e-9 * (1 + mean)  # of rounding, for a count that is an end
         low, high = (mean - margin - slack).ceil().clamp(min=0), (mean + margin + slack).floor()
         low, high = (torch.where(low > high, mean.round(), end) for end in (low, high))
-        return low.to(self.mean.dtype), high.to(self.mean.dtype)
+        return (low + 0.0).to(self.mean.dtype), high.to(self.mean.dtype)  # −0 becomes 0
 
 
 @dataclass(frozen=True)

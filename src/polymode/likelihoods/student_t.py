@@ -7,10 +7,12 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from polymode.errors import require_whole
+from polymode.errors import require, require_whole
 from polymode.likelihoods.location_scale import LearnedNoise
 from polymode.likelihoods.numbers import Law, NumbersPredictive
 from polymode.trees import Tree
+
+MOST_DEGREES = 100
 
 
 class StudentTPredictive(NumbersPredictive):
@@ -64,8 +66,12 @@ class StudentT(LearnedNoise):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Its variance exists beyond 2.
+        # Its variance exists beyond 2; beyond a hundred it is a Gaussian, and its sum is long.
         require_whole("The degrees of StudentT", self.degrees, least=3)
+        require(
+            self.degrees <= MOST_DEGREES,
+            f"The degrees of StudentT are at most {MOST_DEGREES}, got {self.degrees}: use 'gaussian'.",
+        )
 
     @property
     def _scale_of_std(self) -> float:

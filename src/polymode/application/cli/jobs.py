@@ -163,6 +163,12 @@ def load_reference(spec: str, task: Task) -> Reference | None:
 def _with_likelihood(task: Task, likelihood: str) -> Task:
     if likelihood not in LIKELIHOODS:
         raise unknown_name("likelihood", likelihood, LIKELIHOODS)
+    classes = task.splits[0].preprocessing.classes
+    if classes and LIKELIHOODS[likelihood].reads == "numbers":
+        raise UsageError(
+            f"--likelihood {likelihood} is about numbers, and the targets of {task.name} are {len(classes)} "
+            "classes."
+        )
     is_known = make_likelihood(task.likelihood).kind == likelihood
     outputs = task.num_outputs if is_known else num_outputs_for(likelihood, task.splits[0].train)
     return replace(task, likelihood=likelihood, num_outputs=outputs)

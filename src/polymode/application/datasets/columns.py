@@ -78,7 +78,7 @@ def _with_rows(frame: Any, path: Path) -> Any:
 
 
 def _check_header(names: list[str], path: Path, separator: str) -> None:
-    if all(_is_number(name) for name in names):
+    if all(is_number(name) for name in names):
         raise InputError(
             f"The first line of {path} holds numbers ({', '.join(names[:3])}); write a line of column names "
             "above it."
@@ -99,7 +99,8 @@ def _check_different(names: Sequence[str], path: Path) -> None:
     )
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether text can be read as a number."""
     try:
         float(text)
     except ValueError:
@@ -243,7 +244,7 @@ def _feature(column: Any, name: str, path: Path) -> np.ndarray:
     types = _pandas().api.types
     if types.is_bool_dtype(column.dtype) or types.is_numeric_dtype(column.dtype):
         return column.to_numpy(dtype=np.float64)
-    bad = column.map(lambda value: not _is_number(str(value)))
+    bad = column.map(lambda value: not is_number(str(value)))
     row = bad.idxmax() if bad.any() else column.index[0]
     raise InputError(
         f"The column {name!r} of {path} is not numeric: {str(column[row])!r} in {_place(row, path)}. Encode "

@@ -19,6 +19,7 @@ from polymode.application.datasets.columns import (
     columns_to_read,
     features,
     frame_parts,
+    is_number,
     kept_columns,
     plain_column,
     read_frame,
@@ -74,6 +75,8 @@ def table(
     classes = _classes_of(labels, what) if _is_classification(labels, task, what) else ()
     everything = (inputs, _targets(raw, classes, what))
     made = make_likelihood(likelihood or ("categorical" if classes else "gaussian"))
+    if made.reads == "numbers":
+        _check_numbers(everything[1], made, what)
     options = {
         "batch_size": batch_size,
         "columns": columns,
@@ -309,12 +312,21 @@ def _class_name(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
+def _check_numbers(targets: Tensor, likelihood: Likelihood, what: str) -> None:
+    """Raise for numbers that a likelihood cannot have, before rows are drawn for splits."""
+    try:
+        likelihood.check_targets(targets, None)
+    except InputError as error:
+        raise InputError(f"{what}: {error} Positions are rows, counted from 0.") from error
+
+
 def _targets(raw: np.ndarray, classes: Sequence[str], what: str) -> Tensor:
     if not classes:
         if raw.dtype.kind not in "biuf":
+            row = next((i for i, value in enumerate(raw) if not is_number(str(value))), 0)
             raise InputError(
-                f"{what} is not numeric ({str(raw[0])!r}); a regression needs numbers. Set "
-                "task='classification', or choose another target."
+                f"{what} is not numeric ({str(raw[row])!r} in row {row + 1}); a regression needs numbers. "
+                "Set task='classification', or choose another target."
             )
         values = torch.from_numpy(raw.astype(np.float64))
         require(bool(values.isfinite().all()), f"{what} holds infinite values. Remove those rows.")

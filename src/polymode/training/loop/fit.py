@@ -94,7 +94,7 @@ def fit(
         with an ``Epoch`` after every epoch. progress: a bar on a terminal, or a ``Reporter``. title: the
         run's name in the progress. options: JSON values for the run's manifest.
     """
-    computing, keeping = read_settings(settings)
+    computing, keeping = read_settings(settings, Options.__annotations__)
     _check_kinds(method, extend)
     many = isinstance(data, list | tuple)
     sources = [as_data(part) for part in (data if many else [data])]

@@ -207,23 +207,25 @@ def members_to_begin_at(
         )
     there, here = posterior.network.fingerprint, network.fingerprint
     for name in sorted(problem.trainable):
-        if there.get(name) != here[name]:
+        if there.get(name, [])[1:] != here[name][1:]:  # another precision is converted
             raise InputError(
                 f"initial is of another network: {name!r} is {there.get(name, 'absent')} in it and "
                 f"{here[name]} in the model. Pass the model and the likelihood that it was made with."
             )
     constants = network.constants(owned)
-    common = {name for name in owned if there.get(name) == here[name]}
+    common = {n for n in owned if n in there and there[n][1:] == here[n][1:]}
+    types = {name: tensor.dtype for name, tensor in tensors_of(network.module).items()}
     found = []
     for block in _initial_draws(posterior, method, seed):
         for index in range(block.num_members):
             member = block.member(index)
             # Frozen weights are the model's: those of the posterior must not be lost without a word.
             for name, tensor in (before.constants(member) | member).items():
-                if name in constants and not torch.equal(tensor.cpu(), constants[name].cpu()):
+                fixed = constants.get(name)
+                if fixed is not None and not torch.equal(tensor.cpu(), fixed.to(tensor.dtype).cpu()):
                     raise InputError(
                         f"initial is of another network: {name!r}, which is fixed in the model, differs in "
                         "it. Let the model hold the same values, or train them."
                     )
-            found.append({n: t.to(network.device) for n, t in member.items() if n in common})
+            found.append({n: t.to(network.device, types[n]) for n, t in member.items() if n in common})
     return found

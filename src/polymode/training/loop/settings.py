@@ -1,6 +1,6 @@
 """What ``fit`` is told about computing and keeping: two immutable objects that go where they are needed."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_args
@@ -108,6 +108,15 @@ class Keeping:
             observer is None or callable(observer),
             f"observer must be a function of an Epoch, got {observer!r}.",
         )
+        require(
+            isinstance(self.progress, bool) or hasattr(self.progress, "begin"),
+            f"progress must be True, False or a Reporter, got {self.progress!r}.",
+        )
+        seconds = self.checkpoint_seconds
+        require(
+            isinstance(seconds, int | float) and seconds >= 0,
+            f"checkpoint_seconds must be a number of at least 0, got {seconds!r}.",
+        )
         object.__setattr__(self, "reporter", reporter_for(self.progress))
 
     def folder(self) -> Path | None:
@@ -133,13 +142,14 @@ class Keeping:
         return folder
 
 
-def read_settings(settings: Settings) -> tuple[Computing, Keeping]:
-    """The two objects, from the keywords of ``fit``."""
+def read_settings(settings: Settings, others: Iterable[str]) -> tuple[Computing, Keeping]:
+    """The two objects, from the keywords of ``fit``; others: that it has beside them."""
     given: dict[str, Any] = dict(settings)
     known = {kind: [f.name for f in fields(kind) if f.init] for kind in (Computing, Keeping)}
     for name in given:
         if not any(name in names for names in known.values()):
-            raise unknown_name("option of fit", name, [n for names in known.values() for n in names])
+            names = {*others, *(n for names in known.values() for n in names)}
+            raise unknown_name("option of fit", name, names)
     computing, keeping = ({name: given[name] for name in names if name in given} for names in known.values())
     return Computing(**computing), Keeping(**keeping)
 

@@ -53,7 +53,8 @@ portable: $(STAMP)
 
 # Some that other kernels or threads could change, in about two minutes; `make test` runs them.
 KERNEL_TESTS := tests/application/comparison/test_compare.py tests/contract/test_sketches.py tests/metrics \
-	tests/posteriors/test_component_mixture.py tests/networks tests/own_loop/test_stacked.py tests/training/test_fit.py \
+	tests/posteriors/test_component_mixture.py tests/networks/test_members.py tests/networks/test_recording.py \
+	tests/own_loop/test_stacked.py tests/training/test_fit.py \
 	tests/training/test_precision.py
 THREAD_TESTS := tests/metrics tests/networks/test_members.py tests/networks/test_recording.py tests/own_loop/test_stacked.py \
 	tests/training/test_precision.py

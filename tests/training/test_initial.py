@@ -146,3 +146,28 @@ def test_another_precision_is_converted_and_slips_of_the_pen_are_told():
         torch.testing.assert_close({n: t.float() for n, t in found.items()}, expected)
     with pytest.raises(InputError, match=r"Unknown option of fit 'inital'\. Did you mean 'initial'"):
         fit(Single(), inital=first)
+
+
+def test_a_number_that_the_posterior_lacks_is_missed():
+    """One without axes, too: nothing but its name tells it."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line, self.scale = nn.Linear(3, 1), nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            return self.scale * self.line(x)
+
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.line(x)
+
+    options = {"data": pm.ArrayData(torch.randn(20, 3), torch.randn(20, 1)), "likelihood": "fixed_gaussian"}
+    first = fit(Single(), Plain, **options)
+    with pytest.raises(InputError, match="'scale' is absent in it"):
+        fit(Single(), Scaled, initial=first, **options)

@@ -207,7 +207,7 @@ def members_to_begin_at(
         )
     there, here = posterior.network.fingerprint, network.fingerprint
     for name in sorted(problem.trainable):
-        if there.get(name, [])[1:] != here[name][1:]:  # another precision is converted
+        if name not in there or there[name][1:] != here[name][1:]:  # another precision is converted
             raise InputError(
                 f"initial is of another network: {name!r} is {there.get(name, 'absent')} in it and "
                 f"{here[name]} in the model. Pass the model and the likelihood that it was made with."

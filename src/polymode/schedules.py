@@ -98,6 +98,47 @@ class Warmup:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """Straight lines through ``points`` (fraction of the phase, factor), constant before and after them.
+
+    Two points at one fraction are a jump.
+
+    >>> halves = Pieces(((0, 1.0), (0.5, 1.0), (0.5, 0.1), (1, 0.1)))
+    >>> [halves(Progress(step, 4, 1)) for step in range(4)]
+    [1.0, 1.0, 0.1, 0.1]
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        fractions = [point[0] for point in self.points]
+        if not fractions or sorted(fractions) != fractions or not 0 <= fractions[0] <= fractions[-1] <= 1:
+            raise InputError(
+                f"Pieces needs points (fraction, factor) whose fractions go from 0 to 1, got {self.points!r}."
+            )
+
+    def __call__(self, progress: Progress) -> float:
+        at = progress.fraction
+        before = [point for point in self.points if point[0] <= at]
+        after = [point for point in self.points if point[0] > at]
+        if not before or not after:
+            return float(before[-1][1] if before else after[0][1])
+        (start, low), (end, high) = before[-1], after[0]
+        return low + (high - low) * (at - start) / (end - start)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """``factor`` times another schedule."""
+
+    schedule: Schedule
+    factor: float
+
+    def __call__(self, progress: Progress) -> float:
+        return self.factor * self.schedule(progress)
+
+
+@dataclass(frozen=True)
 class Part:
     """A schedule of ``epochs`` epochs, seen by the stretch of them that begins after ``before``."""
 
@@ -111,4 +152,4 @@ class Part:
 
 
 # Those that a run is described with; a ``Part`` is made of one by the methods that need it.
-SCHEDULES = (Constant, Cosine, Drops, Linear, Warmup)
+SCHEDULES = (Constant, Cosine, Drops, Linear, Pieces, Scaled, Warmup)

@@ -187,7 +187,7 @@ class LatePhase(Method):
             _train_one,
             self._optimizers(problem, late, self.optimizer),
             schedule=Part(self.schedule, 0, epochs),
-            end_epoch=_copy_first,  # for validation, which looks at all of them
+            end_epoch=State.copy_first_members,  # for validation, which looks at all of them
         )
         optimizers = self._optimizers(problem, late, self._late_optimizer)
         carried = optimizers.keys() if self.carry_moments else {"base"} & optimizers.keys()
@@ -226,7 +226,7 @@ class LatePhase(Method):
 
     def _split(self, state: State, late: LateWeights) -> None:
         """φ_k = φ₀ + σ₀ RMS(φ₀) ε, tensor by tensor; running statistics are copied."""
-        _copy_first(state)
+        state.copy_first_members()
         state.common["begun"].fill_(value=True)
         members = state.members
         for name in sorted(late.names) if self.noise else ():
@@ -360,13 +360,6 @@ class LatePhase(Method):
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
         return self, max(1, round(member_epochs))
-
-
-def _copy_first(state: State) -> None:
-    """Give all members of a chain what its first one has."""
-    for tensor in state.members.stacked.values():
-        each = tensor.unflatten(0, (state.members.num_groups, -1))
-        each.copy_(each[:, :1].clone().expand_as(each))
 
 
 def _train_one(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:

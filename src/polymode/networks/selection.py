@@ -16,6 +16,7 @@ LAYER_KINDS = {
     "norm": "every normalisation layer",
     "input": "the first layer with weights, as the module lists them",
     "output": "the last one",
+    "hidden": "every Linear and convolutional layer but the last",
     "all": "every layer that can be selected",
 }
 
@@ -65,6 +66,8 @@ def select_layers(module: nn.Module, where: Where) -> list[str]:
             chosen |= set(weighted[:1])
         elif entry == "output":
             chosen |= set(weighted[-1:])
+        elif entry == "hidden":
+            chosen |= {name for name in weighted[:-1] if not isinstance(candidates[name], nn.Embedding)}
         elif entry == "all":
             chosen |= candidates.keys()
         else:

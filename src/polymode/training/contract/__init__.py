@@ -22,6 +22,16 @@ from polymode.training.contract.phase import (
     nothing,
 )
 from polymode.training.contract.problem import Problem
+from polymode.training.contract.sequence import (
+    HIGH,
+    LOW,
+    PHASE_EPOCHS,
+    RATES,
+    Rates,
+    check_rates,
+    divide_epochs,
+    phase_schedule,
+)
 from polymode.training.contract.shared_options import (
     KEEP,
     LAYERS,
@@ -35,11 +45,15 @@ from polymode.training.contract.shared_options import (
 from polymode.training.contract.state import State
 
 __all__ = [
+    "HIGH",
     "KEEP",
     "LAYERS",
+    "LOW",
     "OPTIMIZER",
+    "PHASE_EPOCHS",
     "PRIOR_STD",
     "PRIOR_STD_OR_FLAT",
+    "RATES",
     "SCHEDULE",
     "Batch",
     "Descent",
@@ -58,17 +72,21 @@ __all__ = [
     "Phase",
     "Piece",
     "Problem",
+    "Rates",
     "State",
     "Step",
     "check_optimizer",
+    "check_rates",
     "check_schedule",
     "clip_each",
     "descend",
     "describe",
+    "divide_epochs",
     "draw_data_seed",
     "epochs_before",
     "keep_rule",
     "next_noise",
     "nothing",
     "perturbed",
+    "phase_schedule",
 ]

@@ -25,8 +25,8 @@ KEEP = (
     "`KeepBest(criterion, from_epoch, to_epoch)` chooses"
 )
 LAYERS = (
-    'by kind (`"norm"`, `"input"`, `"output"`, `"all"`), by type (`"Linear"`) or by pattern of their names '
-    '(`"stage3.*"`)'
+    'by kind (`"norm"`, `"input"`, `"output"`, `"hidden"`, `"all"`), by type (`"Linear"`) or by pattern of '
+    'their names (`"stage3.*"`)'
 )
 
 

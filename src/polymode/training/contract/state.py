@@ -97,6 +97,12 @@ class State:
             "common": self.common,
         }
 
+    def copy_first_members(self) -> None:
+        """Give all members of a chain what its first one has."""
+        for tensor in self.members.stacked.values():
+            each = tensor.unflatten(0, (self.members.num_groups, -1))
+            each.copy_(each[:, :1].clone().expand_as(each))
+
     def trial_copy(self) -> "State":
         """A copy to measure on: same tensors, nothing finished, no optimisers."""
         return State(

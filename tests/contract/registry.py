@@ -25,6 +25,19 @@ SMALL: dict[str, Callable[[], Method]] = {
     "dropconnect": lambda: pm.methods.DropConnect(rate=0.2, prior_std=1.0, optimizer=SGD),
     "emp": lambda: pm.methods.EMP(num_components=3, statistics="component", prior_std=1.0, optimizer=SGD),
     "ecmp": lambda: pm.methods.ECMP(num_components=3, prior_std=1.0, optimizer=SGD),
+    "mean_field": lambda: pm.methods.MeanField(prior_std=1.0, rho=-3.0, optimizer=SGD),
+    "spike_slab": lambda: pm.methods.SpikeSlab(
+        prior_std=1.0, rho=-3.0, prior_inclusion=0.5, inclusion=0.9, optimizer=SGD
+    ),
+    "sequential_bnn": lambda: pm.methods.SequentialBNN(
+        pm.methods.MeanField(prior_std=1.0, rho=-3.0, optimizer=SGD), 2, at_once=2, high=1.0, low=0.5
+    ),
+    "sebays": lambda: pm.methods.SeBayS(
+        pm.methods.SpikeSlab(prior_std=1.0, rho=-3.0, inclusion=0.9, optimizer=SGD),
+        *(2, 2),
+        high=1.0,
+        low=0.5,
+    ),
     "late_phase": lambda: pm.methods.LatePhase(2, start=0.5, noise=0.1, prior_std=1.0, optimizer=SGD),
     "swa": lambda: pm.methods.SWA(
         pm.methods.LatePhase(2, start=0.5, noise=0.1, prior_std=1.0, optimizer=SGD), start=0.5
@@ -37,10 +50,14 @@ SMALL: dict[str, Callable[[], Method]] = {
 }
 
 # Networks that a method cannot be fitted to, for a reason that it gives.
+REASONS = {"hmc": "hmc cannot sample a network", "spike_slab": "left out", "sebays": "left out"}
+WITHOUT_HIDDEN_LAYERS = frozenset({"lstm", "random_features", "data_dependent"})
 REFUSED: dict[str, frozenset[str]] = {
     "hmc": frozenset(
         {"batch_norm", "dropout", "batch_norm_and_dropout", "convolution", "functional_dropout"}
     ),
+    "spike_slab": WITHOUT_HIDDEN_LAYERS,
+    "sebays": WITHOUT_HIDDEN_LAYERS,
 }
 
 

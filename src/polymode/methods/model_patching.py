@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import CannotRedraw, InputError, require, unknown_name
-from polymode.networks.members import Members, Tensors
+from polymode.networks.members import DRAW, Members, Tensors
 from polymode.networks.selection import Where, check_where, is_normalisation
 from polymode.networks.surgery import seed_buffers
 from polymode.options import option
@@ -51,9 +51,8 @@ from polymode.weights.mixtures import (
 )
 from polymode.weights.priors import PriorStd, check_prior_std
 
-# Names with a slash, which no module has: the seed of a network's assignment, and the logits of a layer's
-# learned probabilities.
-DRAW, LOGITS = "draw/seed", "mixing/"
+# The logits of a layer's learned probabilities; a name with a slash, which no module has.
+LOGITS = "mixing/"
 # Optimisers whose weight decay is an L2 term of the loss, not a step of its own.
 COUPLED = frozenset({"SGD", "Adam", "NAdam", "RAdam", "RMSprop", "Adagrad", "Adadelta", "Adamax", "Rprop"})
 

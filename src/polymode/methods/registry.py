@@ -8,6 +8,10 @@ from polymode.methods.anchored import Anchored as Anchored
 from polymode.methods.sequential_anchored import SequentialAnchored as SequentialAnchored
 from polymode.methods.mc_dropout import MCDropout as MCDropout
 from polymode.methods.model_patching import DropConnect as DropConnect, EMP as EMP, ECMP as ECMP
+from polymode.methods.mean_field import MeanField as MeanField
+from polymode.methods.spike_slab import SpikeSlab as SpikeSlab
+from polymode.methods.sequential_bnn import SequentialBNN as SequentialBNN
+from polymode.methods.sebays import SeBayS as SeBayS
 from polymode.methods.late_phase import LatePhase as LatePhase
 from polymode.methods.weight_averaging import SWA as SWA, SWAG as SWAG
 from polymode.methods.batch_ensemble import BatchEnsemble as BatchEnsemble

@@ -25,6 +25,7 @@ Backend = Literal["vmap", "loop"]
 
 BACKENDS: tuple[Backend, ...] = ("vmap", "loop")
 LABELS = ("data_set", "chain", "member")
+DRAW = "draw/seed"  # the entry of a member with the seed of its draw; no module has a name with a slash
 
 
 @dataclass(frozen=True)

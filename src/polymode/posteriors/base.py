@@ -299,6 +299,10 @@ class Posterior(ABC):
         write_document(folder / "posterior.json", "posterior", manifest)
         return folder
 
+    def in_memory(self) -> Self:
+        """The same, with everything that is still in files read."""
+        return self
+
     def read_from(self, folder: Path) -> Self:
         """The same, having been saved there: what it reads when it is drawn from is read from there."""
         return self

@@ -11,7 +11,7 @@ from polymode.errors import NotCollapsible
 from polymode.networks.members import Members, Tensors
 from polymode.posteriors.base import BLOCK_BYTES, Posterior, register_posterior
 from polymode.posteriors.network import Network
-from polymode.posteriors.particles import Block, Particles, members_to_tensors, rows_of
+from polymode.posteriors.particles import BlockPosterior, Particles
 from polymode.storage import CheckedFile
 from polymode.weights.late import Average, LateWeights
 
@@ -83,7 +83,7 @@ class LateMembers(Particles):
                 "members, or train with fewer late weights, a later start or less noise; "
                 "collapse(force=True), or force=True of the method, averages them all the same."
             )
-        members = self._whole(self.blocks[0])
+        members = self.whole(self.blocks[0])
         weights = self.late.average(self.network.module, members, self.average)
         one = Members(
             {name: tensor[None].clone() for name, tensor in weights.items()}, labels=members.labels[:1]
@@ -109,11 +109,7 @@ class LateMembers(Particles):
         return self.as_particles().merged(others)
 
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
-        for index, block in enumerate(self.blocks):
-            yield f"members-{index:05d}.safetensors", members_to_tensors(self._whole(block))
-
-    def _whole(self, block: Block) -> Members:
-        return rows_of(block, 0, block.num_members).to(self.network.device)
+        return BlockPosterior.tensors(self)  # as they were trained
 
     def options(self) -> dict[str, Any]:
         return {"late": self.late.config(), "average": self.average, "barrier": self.barrier}

@@ -146,9 +146,69 @@ class MemberStore:
         return self.folder / f"members-{index:05d}.safetensors"
 
 
+@dataclass(frozen=True, repr=False)
+class BlockPosterior(Posterior):
+    """A posterior whose tensors are members, in memory or in files that are read when they are needed.
+
+    What members hold may be the weights of a network, or something that networks are made of.
+    """
+
+    blocks: Sequence[Block] = field(default_factory=list)
+
+    def tensors(self) -> Iterator[tuple[str, Tensors]]:
+        for index, block in enumerate(self.blocks):
+            yield f"members-{index:05d}.safetensors", members_to_tensors(self.whole(block))
+
+    def whole(self, block: Block) -> Members:
+        """All members of a block, on the network's device."""
+        return rows_of(block, 0, block.num_members).to(self.network.device)
+
+    def in_memory(self) -> Self:
+        return replace(self, blocks=[self.whole(block).clone() for block in self.blocks])
+
+    def read_from(self, folder: Path) -> Self:
+        if not any(isinstance(block, StoredMembers) for block in self.blocks):
+            return self
+        path = folder / "posterior.json"
+        digests = entry(read_document(path, "posterior"), "files", dict, path)
+        files = [CheckedFile(folder / name, d) for name, d in digests.items() if name != CONSTANTS]
+        return replace(self, blocks=_stored(files))
+
+    @classmethod
+    def from_files(
+        cls, network: Network, files: Sequence[CheckedFile], constants: Tensors, options: Mapping[str, Any]
+    ) -> Self:
+        for file in files:
+            cls.check_members(file.path, network, constants, options)
+        return cls(network, blocks=_stored(files))
+
+    @classmethod
+    def check_members(
+        cls, path: Path, network: Network, constants: Tensors, options: Mapping[str, Any]
+    ) -> None:
+        """Raise unless the members of a file, with what they have in common, are whole networks."""
+        found = fingerprint_of(path)
+        count = found.get("labels", [None, 0])[1]
+        if count < 1:
+            raise CheckpointError(f"{path} holds no members.")
+        kind = "float64" if found.get("log_weights", [""])[0] == "float64" else "float32"
+        expected = {"labels": ["int64", count, 3], "log_weights": [kind, count]}
+        for name, (kind, *shape) in cls.trained_in(network, options).items():
+            stored = [n for n in (f"stacked/{name}", f"shared/{name}") if n in found]
+            if name not in constants or stored:
+                leading = 1 if stored == [f"shared/{name}"] else count
+                expected[stored[0] if len(stored) == 1 else f"stacked/{name}"] = [kind, leading, *shape]
+        check_tensors(found, expected, path)
+
+    @classmethod
+    def trained_in(cls, network: Network, options: Mapping[str, Any]) -> Mapping[str, list]:
+        """Types and shapes of what members and constants hold together: the network's tensors."""
+        return network.fingerprint
+
+
 @register_posterior
 @dataclass(frozen=True, repr=False)
-class Particles(Posterior):
+class Particles(BlockPosterior):
     """Networks with weights: Σ_m w_m δ(θ − θ_m). ``draw()`` gives all of them in order.
 
     Fewer than all are spread evenly over the order they were made in, so that a thinned chain still
@@ -156,7 +216,6 @@ class Particles(Posterior):
     """
 
     kind: ClassVar[str] = "particles"
-    blocks: Sequence[Block] = field(default_factory=list)
 
     @property
     def num_members(self) -> int:
@@ -246,45 +305,6 @@ class Particles(Posterior):
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
         for index, members in enumerate(self.draw()):
             yield f"members-{index:05d}.safetensors", members_to_tensors(members)
-
-    def read_from(self, folder: Path) -> Self:
-        if not any(isinstance(block, StoredMembers) for block in self.blocks):
-            return self
-        path = folder / "posterior.json"
-        digests = entry(read_document(path, "posterior"), "files", dict, path)
-        files = [CheckedFile(folder / name, d) for name, d in digests.items() if name != CONSTANTS]
-        return replace(self, blocks=_stored(files))
-
-    @classmethod
-    def from_files(
-        cls, network: Network, files: Sequence[CheckedFile], constants: Tensors, options: Mapping[str, Any]
-    ) -> Self:
-        for file in files:
-            cls.check_members(file.path, network, constants, options)
-        return cls(network, blocks=_stored(files))
-
-    @classmethod
-    def check_members(
-        cls, path: Path, network: Network, constants: Tensors, options: Mapping[str, Any]
-    ) -> None:
-        """Raise unless the members of a file, with what they have in common, are whole networks."""
-        found = fingerprint_of(path)
-        count = found.get("labels", [None, 0])[1]
-        if count < 1:
-            raise CheckpointError(f"{path} holds no members.")
-        kind = "float64" if found.get("log_weights", [""])[0] == "float64" else "float32"
-        expected = {"labels": ["int64", count, 3], "log_weights": [kind, count]}
-        for name, (kind, *shape) in cls.trained_in(network, options).items():
-            stored = [n for n in (f"stacked/{name}", f"shared/{name}") if n in found]
-            if name not in constants or stored:
-                leading = 1 if stored == [f"shared/{name}"] else count
-                expected[stored[0] if len(stored) == 1 else f"stacked/{name}"] = [kind, leading, *shape]
-        check_tensors(found, expected, path)
-
-    @classmethod
-    def trained_in(cls, network: Network, options: Mapping[str, Any]) -> Mapping[str, list]:
-        """Types and shapes of what members and constants hold together: the network's tensors."""
-        return network.fingerprint
 
 
 def _stored(files: Sequence[CheckedFile]) -> list[Block]:

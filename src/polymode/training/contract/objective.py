@@ -71,6 +71,8 @@ class Objective:
         part of ``State.own``; divided by N, never by the batch.
     realise: makes the module's weights from what is trained and ``State.own``; the identity by default.
     noise: stacked entries that ``realise`` draws from; each gets its member's new seed at every gradient.
+    drawn: makes a tree [M, ...] of the members before they are mapped, such as random numbers of their seeds,
+        which ``realise`` and ``penalty`` find in their own["drawn"].
     """
 
     network: Network
@@ -80,6 +82,7 @@ class Objective:
     penalty: Penalty | None = None
     realise: Callable[[Tensors, Tree], Tensors] | None = None
     noise: tuple[str, ...] = ()
+    drawn: Callable[[Members], Tree] | None = None
     # What was recorded of it and of others of the same problem.
     recordings: dict[Any, Recording | None] = field(default_factory=dict, compare=False, repr=False)
     _seeds: tuple[str, ...] = field(init=False)
@@ -163,12 +166,17 @@ class Objective:
                 for name in self._seeds:
                     part.stacked[name].copy_(seeds)
             # vmap is spared tensors that nobody reads.
-            own = map_tree(lambda t, rows=rows: t[rows], state.own) if reads_own else {}
+            own = self.own_of(part, map_tree(lambda t, rows=rows: t[rows], state.own)) if reads_own else {}
             divisors = self.num_observations[piece.groups]
             if state.penalty_factors is not None:
                 divisors = divisors / state.penalty_factors[piece.groups].to(divisors.device)
                 divisors = divisors.to(self.network.dtype)
             yield _Part(piece, rows, part, own, divisors, seeds)
+
+    @torch.no_grad()
+    def own_of(self, members: Members, own: Tree) -> Tree:
+        """What ``realise`` and ``penalty`` are given beside the weights: own, and what is drawn for it."""
+        return own if self.drawn is None else own | {"drawn": self.drawn(members)}
 
     def _mapped(self, part: _Part, members: Members, backend: Backend) -> Tensor:
         """The loss of every member of a part, [M]."""

@@ -80,6 +80,10 @@ class Optimizer:
         changed = dict(self.options) | options
         return Optimizer(self.kind, self.lr, decay_all=self.decay_all, clip_norm=self.clip_norm, **changed)
 
+    def with_clipping(self, clip_norm: float | None) -> "Optimizer":
+        """The same with another bound of each member's gradient, or none."""
+        return Optimizer(self.kind, self.lr, decay_all=self.decay_all, clip_norm=clip_norm, **self.options)
+
     @property
     def factory(self) -> Callable[..., torch.optim.Optimizer]:
         name = self.kind

@@ -72,6 +72,7 @@ class Problem:
         realise: Callable[[Tensors, Tree], Tensors] | None = None,
         trainable: frozenset[str] | None = None,
         noise: tuple[str, ...] = (),
+        drawn: Callable[[Members], Tree] | None = None,
     ) -> Objective:
         """The loss of this problem's network and likelihood with a method's own terms."""
         names = self.trainable if trainable is None else trainable
@@ -83,5 +84,6 @@ class Problem:
             penalty,
             realise,
             noise,
+            drawn,
             self.recordings,
         )

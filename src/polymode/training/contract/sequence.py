@@ -30,7 +30,7 @@ def check_rates(rates: str, high: float, low: float) -> None:
 
 
 def phase_schedule(rates: Rates, high: float, low: float, *, first: bool) -> Schedule:
-    """The schedule of a phase after the exploration, whose rate is 1; first: whether no other comes before."""
+    """The schedule of a phase after the exploration, whose rate is 1; first: no other phase comes before."""
     if rates == "stepwise":
         return Pieces(((0, high), (0.5, high), (0.5, low), (1, low)))
     if rates == "cosine":

@@ -17,7 +17,7 @@ import torch
 from torch import multiprocessing
 
 from polymode.errors import InputError, PolymodeError
-from polymode.posteriors import Particles, Posterior, load_posterior, merge
+from polymode.posteriors import Posterior, load_posterior, merge
 from polymode.training.keeping.events import epochs_of, read_events
 from polymode.training.keeping.folder import PARTS_FOLDER, RunFolder
 from polymode.training.keeping.progress import BAR_SECONDS, Reporter, Silent
@@ -87,7 +87,7 @@ def run_in_processes(
     if folder is None:
         with TemporaryDirectory(prefix="polymode-") as temporary:
             parts = _run_parts(request, Path(temporary), computing, keeping)
-            return [_in_memory(posterior) for posterior in _joined(request, parts, processes)]
+            return [posterior.in_memory() for posterior in _joined(request, parts, processes)]
     material = gather(request, None)  # finds bad input before any process begins
     signature = request.signature(material.problem.network, material.owned)
     run_folder = RunFolder(folder, signature, keeping.options or {})
@@ -230,9 +230,3 @@ def _joined(request: Request, parts: Sequence[_Part], processes: int) -> list[Po
         }
         joined.append(replace(merge(found), record=record))
     return joined
-
-
-def _in_memory(posterior: Posterior) -> Posterior:
-    """The same members, read from files that are about to go."""
-    assert isinstance(posterior, Particles)
-    return replace(posterior, blocks=[block.clone() for block in posterior.draw()])

@@ -27,6 +27,7 @@ def validate(
         groups = slice(first, first + data_sets.count(data_set))
         rows = members.rows(groups)
         own = map_tree(lambda t, rows=rows: t[rows], state.own)
+        own = objective.own_of(members.groups(groups), own)
         with torch.no_grad():
             nll, error = _scores(objective, members.groups(groups), own, validation[data_set])
             scores["nll"][rows], scores["error"][rows] = nll.float(), error.float()

@@ -1,0 +1,80 @@
+"""Gaussian weights whose units may be left out: a sparse Bayesian network by variational inference.
+
+The spike-and-slab networks of Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from polymode.errors import require
+from polymode.methods.mean_field import MeanField
+from polymode.networks.members import DRAW, Tensors
+from polymode.networks.selection import Where, check_where
+from polymode.options import option
+from polymode.training.contract import LAYERS, OPTIMIZER, Measure, Optimizer, Problem, State
+from polymode.weights.gaussian import RHO, GaussianWeights, gaussian_weights
+
+# Of Jantre et al. (2022), also for the dense networks that they compare with.
+PUBLISHED = Optimizer("SGD", lr=0.1, momentum=0.9, clip_norm=1.0)
+
+
+@dataclass(frozen=True)
+class SpikeSlab(MeanField):
+    """θ_j = z_j (μ_j + σ_j ∘ ε), one z_j ~ Bernoulli(γ_j) for all weights of an output unit or channel j.
+
+    Minimises −E_q Σ_n log p(y_n | x_n, θ) + Σ_j KL(γ_j ‖ λ) + γ_j KL(N(μ_j, σ_j²) ‖ N(0, s²)), the other
+    weights being Gaussian; z is drawn straight through a binary concrete variable (Jantre et al. 2022, §3.1).
+    """
+
+    name: ClassVar[str] = "spike_slab"
+    summary: ClassVar[str] = (
+        "Gaussian weights, and units that training leaves out (a sparse Bayesian network)"
+    )
+    cost: ClassVar[str] = MeanField.cost
+    kept: ClassVar[str] = "a mean and a spread of every weight, and a number for each unit"
+
+    where: Where = option(
+        "hidden",
+        f"the layers whose units may be left out: {LAYERS}; never the last one. Every trained weight has a "
+        "Gaussian",
+    )
+    prior_inclusion: float = option(1e-4, "λ, probability of the prior that a unit is there")
+    inclusion: float = option(
+        0.99,
+        "γ that all units begin with. From 0.99 it takes tens of epochs until the first units are left out, "
+        "whatever λ is; from 0.9 about an eighth of that",
+    )
+    temperature: float = option(0.5, "τ of the relaxed inclusion variables")
+    optimizer: Optimizer = option(PUBLISHED, OPTIMIZER)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "where", check_where(self.where))
+        for name in ("prior_inclusion", "inclusion"):
+            value = getattr(self, name)
+            require(0 < value < 1, f"{name} is a probability above 0 and below 1, got {value!r}.")
+        require(self.temperature > 0, f"temperature must be above 0, got {self.temperature!r}.")
+
+    def weights_over(self, module: nn.Module, trainable: frozenset[str]) -> GaussianWeights:
+        return gaussian_weights(module, trainable, None, self.where, self.temperature)
+
+    def begin(self, weights: GaussianWeights, start: Tensors) -> Tensors:
+        return weights.begin(start, self.rho, self.inclusion)
+
+    def measure(self, problem: Problem, *, frozen: bool = False) -> Measure:
+        """The share of units that the latest draw takes in."""
+        weights = self.weights_over(problem.network.module, problem.trainable)
+
+        @torch.no_grad()
+        def units(state: State) -> Tensors:
+            stacked = state.members.stacked
+            noise = weights.noise(stacked[DRAW], stacked[RHO])
+            return {"units_remaining": weights.included(stacked, noise, frozen=frozen).mean(1)}
+
+        return units
+
+    def divergence(self, weights: GaussianWeights, tensors: Tensors, stds: dict[str, float]) -> Tensor:
+        return weights.kl(tensors, stds, self.prior_inclusion)

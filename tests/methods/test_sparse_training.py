@@ -22,7 +22,7 @@ from polymode.weights.sparse import erk_densities
 from tolerances import assert_equal_up_to_rounding
 
 SGD = pm.Optimizer("SGD", lr=0.1, momentum=0.9, weight_decay=5e-4)
-SPARSE = {"density": 0.5, "update_every": 3, "prune_rate": 0.3, "optimizer": SGD}
+SPARSE = {"density": 0.5, "update_every": 3, "prune_rate": 0.2, "optimizer": SGD}
 DST = DSTEnsemble(2, **SPARSE)
 EDST = EDSTEnsemble(3, **SPARSE, phase_epochs=2, exploration_rate=0.8)
 BOTH = pytest.mark.parametrize("method", [DST, EDST], ids=lambda method: method.name)
@@ -96,7 +96,7 @@ def by_hand(chain, lengths, schedules):
             F.cross_entropy(module(source.inputs[rows]), source.targets[rows]).backward()
             optimizer.step()
             steps += 1
-            rate = 0.8 if phase >= 2 and step == 0 else 0.3 if steps % 3 == 0 else 0.0
+            rate = 0.8 if phase >= 2 and step == 0 else 0.2 if steps % 3 == 0 else 0.0
             for name, mask in masks.items():
                 parameters[name].data.mul_(mask)
                 if rate and 0 in mask:

@@ -29,7 +29,7 @@ class DSTEnsemble(SparseDescent):
     """p(y | x) = (1/M) Σ_m p(y | x, z_m ∘ θ_m): every network has its own start, data order and masks z_m.
 
     Every ΔT steps a layer's ⌈p · active⌉ smallest weights are removed, and as many weights of the largest
-    |∂L/∂θ| are activated, from 0 (Liu et al. 2022, Section 3.1).
+    |∂L/∂θ| are activated, from 0.
     """
 
     name: ClassVar[str] = "dst_ensemble"

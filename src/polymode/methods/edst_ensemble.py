@@ -36,7 +36,7 @@ class EDSTEnsemble(SparseDescent):
     """An exploration at a high rate, then M phases at low ones, each of which ends in a member z_m ∘ θ_m.
 
     Between two of these phases a share q of the active weights of every layer is exchanged at once; the
-    exchanges of a share p every ΔT steps go on all the time (Liu et al. 2022, Section 3.2).
+    exchanges of a share p every ΔT steps go on all the time.
     """
 
     name: ClassVar[str] = "edst_ensemble"

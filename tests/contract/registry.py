@@ -46,6 +46,12 @@ SMALL: dict[str, Callable[[], Method]] = {
         pm.methods.Single(prior_std=1.0, optimizer=SGD), start=0, num_draws=3, rank=2
     ),
     "batch_ensemble": lambda: pm.methods.BatchEnsemble(3, prior_std=1.0, optimizer=SGD),
+    "dst_ensemble": lambda: pm.methods.DSTEnsemble(
+        3, density=0.6, update_every=2, prune_rate=0.2, optimizer=SGD
+    ),
+    "edst_ensemble": lambda: pm.methods.EDSTEnsemble(
+        1, density=0.6, update_every=2, prune_rate=0.2, phase_epochs=1, optimizer=SGD
+    ),
     "hmc": lambda: pm.methods.HMC(2, prior_std=1.0, num_samples=3, burn_in=0.5, optimizer=SGD),
 }
 

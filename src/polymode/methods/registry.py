@@ -15,6 +15,8 @@ from polymode.methods.sebays import SeBayS as SeBayS
 from polymode.methods.late_phase import LatePhase as LatePhase
 from polymode.methods.weight_averaging import SWA as SWA, SWAG as SWAG
 from polymode.methods.batch_ensemble import BatchEnsemble as BatchEnsemble
+from polymode.methods.dst_ensemble import DSTEnsemble as DSTEnsemble
+from polymode.methods.edst_ensemble import EDSTEnsemble as EDSTEnsemble
 from polymode.methods.hmc import HMC as HMC
 # isort: on
 

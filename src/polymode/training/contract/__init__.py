@@ -42,6 +42,7 @@ from polymode.training.contract.shared_options import (
     check_optimizer,
     check_schedule,
 )
+from polymode.training.contract.sparse_descent import SparseDescent
 from polymode.training.contract.state import State
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "Piece",
     "Problem",
     "Rates",
+    "SparseDescent",
     "State",
     "Step",
     "check_optimizer",

@@ -1,0 +1,168 @@
+"""Sequential Bayesian subnetworks and their baselines on CIFAR-10 in small: Tables 1, 3, 4 and 6, Figure 2.
+
+    python experiments/sebays/images.py --data FOLDER --runs FOLDER --methods single,sebays-freeze
+
+As in Jantre et al. (2022): SGD with momentum 0.9 at 0.1, batches of 128, crops and flips; the rate of single
+networks falls tenfold at 60 and at 80 % of the training, sequences explore for a third of theirs at 0.1 and
+then have phases at 0.01 and 0.001; prior N(0, 0.2²), λ = 1e-4, gradients clipped at 1 (Bayesian methods),
+weight decay 0.0005 (the others); the best epoch by validation error is kept; one draw of each member. The
+budget rule is the paper's, at about a sixth of its length: single networks train for 40 epochs, sequences of
+three members for 30 + 3 · 14 (1.8 times as long, as 450 is of 250), ensembles for 3 · 40.
+Unlike it: ResNet-8 with ReLU everywhere, 4,000 training and 1,000 validation images (which are not augmented),
+1,000 test images for corruptions, Fashion-MNIST as foreign images. Runs that were cut go on where they
+stopped; those that are finished are read back.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+import polymode as pm
+from polymode.application.comparison import add_result
+from polymode.application.comparison.robustness import judge_corrupted
+from polymode.application.datasets.corruptions.making import ALL_CORRUPTIONS
+from polymode.application.datasets.corruptions.reading import Blocks, image_bytes, made_blocks
+from polymode.application.datasets.images import Labelled, cifar10, fashion_mnist
+from polymode.data.task import Preprocessing, Split
+from polymode.metrics.diversity import disagreement, pairwise_kl
+from polymode.trees import map_tree
+
+EPOCHS, EXPLORATION_EPOCHS, PHASE_EPOCHS = 40, 30, 14  # of a single network, and of a sequence
+BEST = pm.KeepBest("error")
+FALLING = pm.schedules.Pieces(((0, 1.0), (0.6, 1.0), (0.6, 0.1), (0.8, 0.1), (0.8, 0.01)))
+
+
+def methods() -> dict[str, tuple[pm.Method, int]]:
+    """Every method, and the epochs that it is fitted for."""
+    known, kinds = pm.methods, pm.Optimizer
+    sgd = kinds("SGD", lr=0.1, momentum=0.9, weight_decay=5e-4)
+    clipped = kinds("SGD", lr=0.1, momentum=0.9, clip_norm=1.0)
+    single = known.Single(optimizer=sgd, schedule=FALLING, keep=BEST)
+    dense: dict[str, Any] = {"optimizer": clipped, "schedule": FALLING, "keep": BEST}
+    each: dict[str, Any] = {"optimizer": clipped, "keep": "best"}
+    sequence: dict[str, Any] = {"num_members": 3, "phase_epochs": PHASE_EPOCHS}
+    long = EXPLORATION_EPOCHS + 3 * PHASE_EPOCHS
+    return {
+        "single": (single, EPOCHS),
+        "dense_ensemble": (known.DeepEnsemble(3, of=single), EPOCHS),
+        "mean_field": (known.MeanField(**dense), EPOCHS),
+        "spike_slab": (known.SpikeSlab(**dense), EPOCHS),
+        "sequential_bnn": (known.SequentialBNN(known.MeanField(**each), **sequence), long),
+        "sebays-freeze": (known.SeBayS(known.SpikeSlab(**each), **sequence), long),
+        "sebays-no-freeze": (known.SeBayS(known.SpikeSlab(**each), freeze=False, **sequence), long),
+    }
+
+
+def foreign_images(folder: Path, ready: Preprocessing, number: int = 5000) -> torch.Tensor:
+    """Fashion-MNIST as images of CIFAR-10: padded to 32×32, three equal channels, scaled like them."""
+    split = fashion_mnist(folder).splits[0]
+    own = split.preprocessing
+    grey = split.test.inputs[:number] * own.input_scale[0] + own.input_shift[0]
+    return ready.inputs(F.pad(grey, (2, 2, 2, 2)).expand(-1, 3, -1, -1))
+
+
+def kept_blocks(clean: Labelled, folder: Path) -> Blocks:
+    """Corrupted images, made once and then read."""
+    make = made_blocks(clean)
+
+    def blocks(name: str, severity: int) -> Labelled:
+        path = folder / f"{name}-{severity}-{len(clean[1])}.npy"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            np.save(path, make(name, severity)[0])
+        return np.load(path), clean[1]
+
+    return blocks
+
+
+def draws_of(posterior: pm.Posterior, each: int) -> int | None:
+    """``each`` networks of every member that networks are drawn of."""
+    return posterior.num_components * each if isinstance(posterior, pm.Variational) else None
+
+
+def scores(
+    posterior: pm.Posterior, split: Split, foreign: torch.Tensor, clean: Labelled, blocks: Blocks, each: int
+) -> dict[str, float]:
+    """Accuracy, NLL and ECE; those of corrupted images; how foreign ones are told; how members differ."""
+    count = draws_of(posterior, each)
+    found = pm.evaluate(posterior, split.test, ood=foreign, num_draws=count, generator=seeded())
+    kept = {name: found[name] for name in ("accuracy", "nll", "ece")}
+    kept["ood_auroc"] = found["ood_max_probability_auroc"]
+    probabilities = torch.cat([p for p in _member_probabilities(posterior, split, count)], 1)
+    several = len(probabilities) > 1
+    kept["disagreement"] = disagreement(probabilities) if several else float("nan")
+    kept["kl"] = pairwise_kl(probabilities) if several else float("nan")
+    judged = [(posterior, split.preprocessing)]
+    robust = judge_corrupted(judged, clean, blocks, ALL_CORRUPTIONS, range(1, 6), num_draws=count or 1)[0]
+    kept["corrupted_accuracy"] = robust.summary["corruption_accuracy"]
+    kept["corrupted_nll"] = robust.summary["corruption_nll"]
+    return kept
+
+
+def seeded() -> torch.Generator:
+    """The same networks for every score."""
+    return torch.Generator().manual_seed(0)
+
+
+def _member_probabilities(posterior: pm.Posterior, split: Split, count: int | None) -> Iterator[torch.Tensor]:
+    for _, outputs, _ in posterior.by_points(split.test.inputs, count, seeded()):
+        yield map_tree(lambda logits: logits.double().softmax(-1), outputs)
+
+
+def remaining(posterior: pm.Posterior) -> dict[str, float]:
+    """What the last epoch measured of the networks: the shares that remain of them."""
+    last = posterior.record["history"][-1]
+    return {k.removeprefix("measure_"): v for k, v in last.items() if k.startswith("measure_")}
+
+
+def main() -> None:
+    """Train, judge, write rows."""
+    chosen = methods()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, required=True)
+    parser.add_argument("--methods", default=",".join(chosen))
+    parser.add_argument("--images", type=int, default=4000, help="the first so many to train on")
+    parser.add_argument("--corrupted-images", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--draws", type=int, default=1, help="networks of every member with a distribution")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "images.csv")
+    options = parser.parse_args()
+    split = cifar10(options.data, augment=True, num_validation=1000, num_train=options.images).splits[0]
+    foreign = foreign_images(options.data, split.preprocessing)
+    some = slice(0, options.corrupted_images)
+    clean = (image_bytes(split.test.inputs[some], split.preprocessing), split.test.targets[some].numpy())
+    blocks = kept_blocks(clean, options.runs / "corrupted")
+    for label in options.methods.split(","):
+        method, epochs = chosen[label]
+        found, cost = {}, {}
+        for seed in range(options.seeds):
+            posterior = pm.fit(
+                method,
+                pm.models.resnet8,
+                split.train,
+                likelihood="categorical",
+                epochs=epochs,
+                seed=seed,
+                validation=split.validation,
+                run_dir=options.runs / f"{label}-{options.images}-{seed}",
+                resume=True,
+                threads=1,
+            )
+            found[seed] = scores(posterior, split, foreign, clean, blocks, options.draws) | remaining(
+                posterior
+            )
+            cost = {"seconds": round(posterior.record["training_seconds"])}
+            print(label, seed, found[seed], flush=True)
+        settings = {"method": label, "seeds": options.seeds, "images": options.images, "draws": options.draws}
+        settings |= {"member_epochs": round(posterior.record["member_epochs"])}
+        print(add_result(options.results, settings, "seed", found, cost=cost), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -52,6 +52,7 @@ SMALL: dict[str, Callable[[], Method]] = {
     "edst_ensemble": lambda: pm.methods.EDSTEnsemble(
         1, density=0.6, update_every=2, prune_rate=0.2, phase_epochs=1, optimizer=SGD
     ),
+    "rank_one_bnn": lambda: pm.methods.RankOneBNN(3, prior_std=1.0, std=0.2, optimizer=SGD),
     "hmc": lambda: pm.methods.HMC(2, prior_std=1.0, num_samples=3, burn_in=0.5, optimizer=SGD),
 }
 

@@ -17,6 +17,7 @@ from polymode.methods.weight_averaging import SWA as SWA, SWAG as SWAG
 from polymode.methods.batch_ensemble import BatchEnsemble as BatchEnsemble
 from polymode.methods.dst_ensemble import DSTEnsemble as DSTEnsemble
 from polymode.methods.edst_ensemble import EDSTEnsemble as EDSTEnsemble
+from polymode.methods.rank_one_bnn import RankOneBNN as RankOneBNN
 from polymode.methods.hmc import HMC as HMC
 # isort: on
 

@@ -17,6 +17,7 @@ from polymode.posteriors.particles import BlockPosterior, Particles, rows_of
 from polymode.seeds import derive_generator, draw_seed
 from polymode.storage import CheckedFile
 from polymode.weights.gaussian import INCLUSION, RHO, GaussianWeights
+from polymode.weights.late import LateWeights
 
 
 @register_posterior
@@ -25,12 +26,14 @@ class Variational(BlockPosterior):
     """A mixture of factorised Gaussians, Σ_m w_m q_m(θ), of which networks are drawn without end.
 
     blocks: the members q_m, each by its means, spreads and inclusion variables. weights: which of the
-    network's weights have them. frozen: units are those of each member's mask; otherwise they are drawn.
-    Draws are spread evenly over the members.
+    network's weights have them. late: what the network's weights are made of, where Gaussians are over
+    factors of them. frozen: units are those of each member's mask; otherwise they are drawn. Draws are
+    spread evenly over the members.
     """
 
     kind: ClassVar[str] = "variational"
     weights: GaussianWeights = field(default_factory=lambda: GaussianWeights({}))
+    late: LateWeights | None = None
     frozen: bool = False
 
     def __repr__(self) -> str:
@@ -49,7 +52,7 @@ class Variational(BlockPosterior):
     @property
     def num_parameters(self) -> int:
         statistics = {name for name, _ in self.network.module.named_buffers()}
-        trained = {RHO, INCLUSION}
+        trained = {RHO, INCLUSION, *self.weights.shapes}
         trained |= {name for name, _ in self.network.module.named_parameters()} - statistics
         return sum(
             tensor.numel()
@@ -85,19 +88,24 @@ class Variational(BlockPosterior):
                 yield replace(member, log_weights=member.log_weights - largest)
 
     def _draws_at_once(self, member: Members) -> int:
-        return max(
-            1, BLOCK_BYTES // (2 * member.stacked[RHO].nbytes)
-        )  # the numbers that they are made of, too
+        own = self.network.fingerprint
+        size = sum(math.prod(own[name][1:]) for name in self._drawn_names)
+        each = (size + member.stacked[RHO].numel()) * member.stacked[RHO].element_size()
+        return max(1, BLOCK_BYTES // each)
+
+    @property
+    def _drawn_names(self) -> Sequence[str]:
+        """Names of the network's weights that differ from draw to draw."""
+        return tuple(self.weights.shapes) if self.late is None else self.late.factored
 
     def _drawn(self, member: Members, seeds: Tensor, first: int, log_weight: float) -> Members:
         # In one layout, so that draws have the same bits before and after they were stored.
         weights = {name: _laid_out(tensor) for name, tensor in member.member(0).items()}
-        names = [*self.weights.shapes]
-        noise = self.weights.noise(seeds, weights[names[0]])
+        noise = self.weights.noise(seeds, weights[RHO])
 
         def realised(numbers: Tensors) -> Tensors:
-            made = self.weights.realise(weights, numbers, frozen=self.frozen)
-            return {name: made[name] for name in names}
+            made = self._whole_weights(self.weights.realise(weights, numbers, frozen=self.frozen))
+            return {name: made[name] for name in self._drawn_names}
 
         device = self.network.device
         stacked = torch.vmap(realised)(noise)
@@ -108,6 +116,10 @@ class Variational(BlockPosterior):
         log_weights = torch.full((len(seeds),), log_weight, device=device)
         return Members(stacked, shared, log_weights=log_weights, labels=labels)
 
+    def _whole_weights(self, made: Tensors) -> Tensors:
+        """The network's weights, from what was drawn and what they are made of beside it."""
+        return made if self.late is None else self.late.realise(made)
+
     def means(self) -> Particles:
         """The networks at the means of the members, with the units of their masks.
 
@@ -116,7 +128,7 @@ class Variational(BlockPosterior):
         require(self.num_components > 0, "There is no member yet.")
         found = []
         for member in self._components():
-            made = self.weights.means(member.member(0), frozen=self.frozen)
+            made = self._whole_weights(self.weights.means(member.member(0), frozen=self.frozen))
             found.append(replace(member, stacked={n: t[None].clone() for n, t in made.items()}, shared={}))
         return Particles(self.network, blocks=found, record=self.record)
 
@@ -140,11 +152,15 @@ class Variational(BlockPosterior):
     # --- saving -----------------------------------------------------------------------------
 
     def options(self) -> dict[str, Any]:
-        return {"weights": self.weights.config(), "frozen": self.frozen}
+        late = None if self.late is None else self.late.config()
+        return {"weights": self.weights.config(), "late": late, "frozen": self.frozen}
 
     @classmethod
     def trained_in(cls, network: Network, options: Mapping[str, Any]) -> Mapping[str, list]:
-        weights, own = GaussianWeights.from_config(options["weights"]), network.fingerprint
+        weights = GaussianWeights.from_config(options["weights"])
+        own = network.fingerprint
+        if options["late"] is not None:
+            own = LateWeights.from_config(options["late"]).trained(own)
         for name, shape in weights.shapes.items():
             require(own[name][1:] == list(shape), f"{name!r} is {own[name][1:]}, not {list(shape)}")
         return weights.trained(own, frozen=options["frozen"])
@@ -155,7 +171,10 @@ class Variational(BlockPosterior):
     ) -> Self:
         plain = super().from_files(network, files, constants, options)
         return replace(
-            plain, weights=GaussianWeights.from_config(options["weights"]), frozen=options["frozen"]
+            plain,
+            weights=GaussianWeights.from_config(options["weights"]),
+            late=None if options["late"] is None else LateWeights.from_config(options["late"]),
+            frozen=options["frozen"],
         )
 
 

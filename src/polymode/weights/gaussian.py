@@ -88,7 +88,7 @@ class GaussianWeights:
 
         frozen: units are those of the masks; otherwise they are drawn, with the gradient of a relaxation.
         """
-        made = {name: tensor for name, tensor in weights.items() if "/" not in name}
+        made = _others(weights)
         moved = self.by_name(F.softplus(weights[RHO]) * noise["normal"])
         made |= {name: weights[name] + moved[name].to(weights[name].dtype) for name in self.shapes}
         if not self.units:
@@ -97,7 +97,7 @@ class GaussianWeights:
 
     def means(self, weights: Tensors, *, frozen: bool = False) -> Tensors:
         """The network at the means, with the units of the masks, or those that are more probable than not."""
-        made = {name: tensor for name, tensor in weights.items() if "/" not in name}
+        made = _others(weights)
         if not self.units:
             return made
         kept = weights[MASK] if frozen else (weights[INCLUSION] > 0).to(weights[INCLUSION].dtype)
@@ -126,13 +126,16 @@ class GaussianWeights:
 
     # --- the divergence ---------------------------------------------------------------------
 
-    def kl(self, weights: Tensors, stds: Mapping[str, float], inclusion: float = 0.5) -> Tensor:
-        """KL of q from the prior N(0, s²), of units λ N(0, s²) + (1 − λ) δ₀ (λ: inclusion), in nats.
+    def kl(
+        self, weights: Tensors, stds: Mapping[str, float], inclusion: float = 0.5, centre: float = 0.0
+    ) -> Tensor:
+        """KL of q from the prior N(c, s²), of units λ N(c, s²) + (1 − λ) δ₀ (λ: inclusion), in nats.
 
-        Σ log(s/σ) + (σ² + μ²)/(2 s²) − ½ over weights, of a unit multiplied by its γ and with
+        Σ log(s/σ) + (σ² + (μ − c)²)/(2 s²) − ½ over weights, of a unit multiplied by its γ and with
         γ log(γ/λ) + (1 − γ) log((1 − γ)/(1 − λ)) added.
         """
         mean, sigma = torch.cat([_flat(weights[name]) for name in self.shapes]), F.softplus(weights[RHO])
+        mean = mean - centre if centre else mean
         std = self._std(stds, mean)
         each = (sigma.square() + mean.square()) / (2 * std**2) - (sigma / std).log() - 0.5
         if not self.units:
@@ -248,6 +251,11 @@ def _units(module: nn.Module, where: Where, trained: Mapping[str, Tensor]) -> di
             f"{', '.join(layers)}): no units could be left out. Name other layers, or use mean_field."
         )
     return found
+
+
+def _others(weights: Tensors) -> Tensors:
+    """All that networks are made of beside spreads, units and seeds; means are under the weights' names."""
+    return {name: t for name, t in weights.items() if name not in (RHO, INCLUSION, MASK, DRAW)}
 
 
 def _arranged(part: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -33,16 +33,33 @@ SMALL: dict[str, Callable[[], Method]] = {
         pm.methods.Single(prior_std=1.0, optimizer=SGD), start=0, num_draws=3, rank=2
     ),
     "batch_ensemble": lambda: pm.methods.BatchEnsemble(3, prior_std=1.0, optimizer=SGD),
+    "mimo": lambda: pm.methods.MIMO(2, repetitions=2, input_repetition=0.2, prior_std=1.0, optimizer=SGD),
     "hmc": lambda: pm.methods.HMC(2, prior_std=1.0, num_samples=3, burn_in=0.5, optimizer=SGD),
 }
 
 # Networks that a method cannot be fitted to, for a reason that it gives.
 REFUSED: dict[str, frozenset[str]] = {
+    "mimo": frozenset(
+        {
+            "lstm",
+            "transformer",
+            "tied_tokens",
+            "two_inputs",
+            "keyword_inputs",
+            "random_features",
+            "data_dependent",
+        }
+    ),
     "hmc": frozenset(
         {"batch_norm", "dropout", "batch_norm_and_dropout", "convolution", "functional_dropout"}
     ),
 }
 
+# What they say when they refuse one.
+REASONS: dict[str, str] = {
+    "hmc": "hmc cannot sample a network",
+    "mimo": "Heads cannot be joined in this",
+}
 
 # Methods of one file differ in settings only: one of them runs on every network, the others on some.
 FEWER: dict[str, frozenset[str]] = {

@@ -11,6 +11,7 @@ from polymode.methods.model_patching import DropConnect as DropConnect, EMP as E
 from polymode.methods.late_phase import LatePhase as LatePhase
 from polymode.methods.weight_averaging import SWA as SWA, SWAG as SWAG
 from polymode.methods.batch_ensemble import BatchEnsemble as BatchEnsemble
+from polymode.methods.mimo import MIMO as MIMO
 from polymode.methods.hmc import HMC as HMC
 # isort: on
 

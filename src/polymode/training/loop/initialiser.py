@@ -66,8 +66,9 @@ class Initialiser:
         return adapt(self.likelihood.prepare(module), self.adaptations, seed)
 
     def own_names(self, template: nn.Module, changed: frozenset[str], seed: int) -> frozenset[str]:
-        """Names of the tensors that every member owns: trained, changed by a pass, or drawn at random."""
+        """Names of what every member owns: trained, changed by a pass, drawn at random, or said to be so."""
         found = trainable_names(template) | changed | frozenset(seed_buffers(template))
+        found = found.union(*(adaptation.own for adaptation in self.adaptations))
         if isinstance(self.model, nn.Module) and not self.adaptations:
             return found
         first, second = self._two_networks(seed)

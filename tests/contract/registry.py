@@ -53,13 +53,24 @@ SMALL: dict[str, Callable[[], Method]] = {
         1, density=0.6, update_every=2, prune_rate=0.2, phase_epochs=1, optimizer=SGD
     ),
     "rank_one_bnn": lambda: pm.methods.RankOneBNN(3, prior_std=1.0, std=0.2, optimizer=SGD),
+    "mimo": lambda: pm.methods.MIMO(2, repetitions=2, input_repetition=0.2, prior_std=1.0, optimizer=SGD),
     "hmc": lambda: pm.methods.HMC(2, prior_std=1.0, num_samples=3, burn_in=0.5, optimizer=SGD),
 }
 
 # Networks that a method cannot be fitted to, for a reason that it gives.
-REASONS = {"hmc": "hmc cannot sample a network", "spike_slab": "left out", "sebays": "left out"}
 WITHOUT_HIDDEN_LAYERS = frozenset({"lstm", "random_features", "data_dependent"})
 REFUSED: dict[str, frozenset[str]] = {
+    "mimo": frozenset(
+        {
+            "lstm",
+            "transformer",
+            "tied_tokens",
+            "two_inputs",
+            "keyword_inputs",
+            "random_features",
+            "data_dependent",
+        }
+    ),
     "hmc": frozenset(
         {"batch_norm", "dropout", "batch_norm_and_dropout", "convolution", "functional_dropout"}
     ),
@@ -67,6 +78,13 @@ REFUSED: dict[str, frozenset[str]] = {
     "sebays": WITHOUT_HIDDEN_LAYERS,
 }
 
+# What they say when they refuse one.
+REASONS: dict[str, str] = {
+    "hmc": "hmc cannot sample a network",
+    "mimo": "Heads cannot be joined in this",
+    "spike_slab": "left out",
+    "sebays": "left out",
+}
 
 # Methods of one file differ in settings only: one of them runs on every network, the others on some.
 FEWER: dict[str, frozenset[str]] = {

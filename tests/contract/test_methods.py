@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -136,9 +137,9 @@ def test_save_and_load(name, case, tmp_path):
 @redrawn
 @methods
 def test_frozen_weights_of_a_module_are_saved_too(name, tmp_path):
-    module = pm.models.MLP(4, 3, (6,)).double()
-    module[0].requires_grad_(False)
-    case = BY_NAME["mlp"]
+    case = replace(BY_NAME["mlp"], factory=lambda: pm.models.MLP(4, 3, (6, 6)))
+    module = case.double_factory()
+    module[3].requires_grad_(False)  # neither the first layer nor the last one
     posterior = pm.fit(SMALL[name](), module, case.data(), likelihood="categorical", epochs=2, progress=False)
     posterior.save(tmp_path / "saved")
     fresh = pm.load_posterior(tmp_path / "saved", case.double_factory)

@@ -77,8 +77,8 @@ class RankOneBNN(Method):
         keep_rule(self.keep)
         require(
             not self.optimizer.needs_closure,
-            f"{self.optimizer.kind} looks for the best step along a line, and the loss of {self.name} is another "
-            "one at every look, that of another draw. Use Adam or SGD.",
+            f"{self.optimizer.kind} looks for the best step along a line, and the loss of {self.name} is "
+            "another one at every look, that of another draw. Use Adam or SGD.",
         )
         if self.annealing is not None:
             check_schedule(self.annealing, "annealing")

@@ -18,6 +18,7 @@ from polymode.methods.batch_ensemble import BatchEnsemble as BatchEnsemble
 from polymode.methods.dst_ensemble import DSTEnsemble as DSTEnsemble
 from polymode.methods.edst_ensemble import EDSTEnsemble as EDSTEnsemble
 from polymode.methods.rank_one_bnn import RankOneBNN as RankOneBNN
+from polymode.methods.mimo import MIMO as MIMO
 from polymode.methods.hmc import HMC as HMC
 # isort: on
 

@@ -16,16 +16,23 @@ class Piece:
 
     examples: [G, B, ...], or [B, ...] where all groups see the same ones.
     rows: the examples' places in their own data set, of the same leading axes.
+    joined: examples that one pass through the network takes at once.
     """
 
     groups: slice
     examples: Examples
     rows: Tensor
     has_groups: bool
+    joined: int = 1
 
     @property
     def batch_size(self) -> int:
         return self.examples.targets.shape[1 if self.has_groups else 0]
+
+    @property
+    def num_passes(self) -> int:
+        """Passes through the network that the batch takes: what a budget counts."""
+        return self.batch_size // self.joined
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,6 @@ class Batch:
                 if piece.has_groups:
                     row = group - piece.groups.start
                     examples, rows = map_tree(lambda t, row=row: t[row : row + 1], (examples, rows))
-                only = Piece(slice(group, group + 1), examples, rows, piece.has_groups)
+                only = replace(piece, groups=slice(group, group + 1), examples=examples, rows=rows)
                 return replace(self, pieces=[only])
         raise InputError(f"Group {group} is not active in this batch.")

@@ -58,8 +58,8 @@ class _Part:
 
     @property
     def num_examples(self) -> int:
-        """That a group sees, counted once for each of its members."""
-        return self.piece.batch_size * self.members.group_size
+        """That a group sees, counted once for each of its members; those of one pass are one."""
+        return self.piece.num_passes * self.members.group_size
 
 
 @dataclass(frozen=True)
@@ -284,7 +284,7 @@ class Objective:
         members, [piece, *others] = state.members, batch.pieces
         bound = self._bound.get("latest")
         if bound is not None and bound[0] is members and bound[1] is piece:
-            state.gradient_examples[piece.groups] += piece.batch_size * members.group_size
+            state.gradient_examples[piece.groups] += piece.num_passes * members.group_size
             return bound[2]()
         whole = not others and len(batch.groups) == members.num_groups and not members.shared
         if self.execution.backend != "vmap" or not whole or self._seeds or self.penalty is not None:

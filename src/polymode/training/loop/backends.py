@@ -13,6 +13,7 @@ import torch
 from polymode.data import Data
 from polymode.errors import CannotVectorise, NonFiniteLoss
 from polymode.networks.members import BACKENDS, Backend, Members, forward_members
+from polymode.posteriors import Posterior
 from polymode.posteriors.network import Network
 from polymode.seeds import free_in_children
 from polymode.training.contract.execution import Execution
@@ -147,16 +148,17 @@ def _quiet_step(phase: Phase, state, batches, execution: Execution) -> bool:
 def _for_prediction(material: Material, chosen: Backend, wanted: AnyBackend) -> Backend:
     """The same as in training, unless evaluation mode takes a path that cannot be vectorised.
 
-    Draws that share most of their weights are another matter than the one network that was trained: which
-    backend is faster for them is measured.
+    Draws or members that share weights are another matter than the one network that was trained: vmap runs
+    once what they share, up to the first layer that is their own. Which backend is faster is measured.
     """
     network, device = material.problem.network, material.problem.execution.device
     method, source = material.request.method, material.request.sources[0]
     network.module.eval()
     if wanted == "auto":
         posterior = method.posterior(material.problem, material.state.chain(0))
-        if posterior.num_members is None:
-            block = next(posterior.draw(TRIAL_DRAWS)).to(device)  # fewer, where a draw is large
+        block = _sharing(posterior)
+        if block is not None:
+            block = block.to(device)
             seconds = {b: _pass_seconds(network, block, source, b) for b in BACKENDS}
             if math.isinf(_pass_seconds(network, block, source, "vmap", 1)):  # the last batch may have one
                 return "loop"
@@ -166,6 +168,16 @@ def _for_prediction(material: Material, chosen: Backend, wanted: AnyBackend) -> 
     weights = material.problem.start(0, torch.Generator())
     two = Members({name: torch.stack([tensor] * 2) for name, tensor in weights.items()})
     return "loop" if math.isinf(_pass_seconds(network, two, source, "vmap", 2)) else "vmap"
+
+
+def _sharing(posterior: Posterior) -> Members | None:
+    """Some draws of a posterior without end, or some members that share weights; None where nobody does."""
+    if posterior.num_members is None:
+        return next(posterior.draw(TRIAL_DRAWS))  # fewer, where a draw is large
+    if posterior.num_members < 2:
+        return None
+    block = next(posterior.draw())
+    return block if block.shared else None
 
 
 def _pass_seconds(

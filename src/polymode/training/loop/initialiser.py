@@ -66,8 +66,9 @@ class Initialiser:
         return adapt(self.likelihood.prepare(module), self.adaptations, seed)
 
     def own_names(self, template: nn.Module, changed: frozenset[str], seed: int) -> frozenset[str]:
-        """Names of the tensors that every member owns: trained, changed by a pass, or drawn at random."""
+        """Names of what every member owns: trained, changed by a pass, drawn at random, or said to be so."""
         found = trainable_names(template) | changed | frozenset(seed_buffers(template))
+        found = found.union(*(adaptation.own for adaptation in self.adaptations))
         if isinstance(self.model, nn.Module) and not self.adaptations:
             return found
         first, second = self._two_networks(seed)
@@ -138,11 +139,11 @@ class Probe:
     uses_global_random: bool
 
 
-def probe(template: nn.Module, inputs: Tree) -> Probe:
+def probe(template: nn.Module, inputs: Tree, adaptations: Sequence[Adaptation] = ()) -> Probe:
     """Run a copy of the template in training mode, and then in evaluation mode, and see what it does.
 
     A buffer that changes (running statistics) belongs to each member; one that does not is a
-    constant of the template.
+    constant of the template. adaptations: what an error has to say that the template was changed by.
     """
     trial = copy.deepcopy(template)
     kept = always_eval(trial)
@@ -159,8 +160,9 @@ def probe(template: nn.Module, inputs: Tree) -> Probe:
             trial(**inputs) if isinstance(inputs, dict) else trial(*_arguments(inputs))
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             shapes = map_tree(lambda t: f"{list(t.shape)} {t.dtype}", inputs)
+            changed_by = f", changed by {list(adaptations)}," if adaptations else ""
             raise InputError(
-                f"The network cannot run on a batch of the data, inputs {shapes}: {error}"
+                f"The network{changed_by} cannot run on a batch of the data, inputs {shapes}: {error}"
             ) from error
         uses_global_random = any(not torch.equal(a, b) for a, b in zip(states, _random_states(), strict=True))
     changed = frozenset(name for name in before if not torch.equal(before[name], after[name]))

@@ -11,7 +11,7 @@ from torch import nn
 from polymode.data import ArrayData, Data, Examples, check_finite, fingerprints
 from polymode.errors import InputError
 from polymode.likelihoods import Likelihood
-from polymode.networks.adaptations import adapt
+from polymode.networks.adaptations import Adaptation, adapt
 from polymode.networks.surgery import (
     Model,
     floating_type,
@@ -148,7 +148,7 @@ def gather(request: Request, folder: Path | None) -> Material:
     batches = Batches(
         request.sources, request.chains, request.seeds, shared_order=request.shared_order, arrange=arrange
     )
-    seen = _check_data(request, template)
+    seen = _check_data(request, template, adaptations)
     initialiser = Initialiser(request.model, request.likelihood, device, adaptations)
     owned = initialiser.own_names(template, seen.changed, seed)
     initialiser = replace(initialiser, names=owned)
@@ -194,7 +194,7 @@ def _first_examples(data: Data, count: int, device: torch.device) -> Examples:
     return map_tree(lambda t: t.to(device), next(iter(data.in_order(count))))
 
 
-def _check_data(request: Request, template: nn.Module) -> Probe:
+def _check_data(request: Request, template: nn.Module, adaptations: Sequence[Adaptation]) -> Probe:
     """Run the network on a batch of every data set and check all targets that are in memory."""
     seen = []
     all_data: list[Data] = [*request.sources, *(request.validation or [])]
@@ -202,7 +202,7 @@ def _check_data(request: Request, template: nn.Module) -> Probe:
     for index, data in enumerate(all_data):
         try:
             examples = _first_examples(data, data.batch_size, request.device)
-            seen.append(probe(template, match_precision(dtype, examples.inputs)))
+            seen.append(probe(template, match_precision(dtype, examples.inputs), adaptations))
             outputs = seen[-1].outputs
             request.likelihood.check_outputs(outputs, examples.targets)
             targets = data.targets if isinstance(data, ArrayData) else examples.targets

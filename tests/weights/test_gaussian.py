@@ -1,4 +1,4 @@
-"""Gaussian weights and units that may be left out, against Monte Carlo, finite differences and closed forms."""
+"""Gaussian weights and units that may be left out, against Monte Carlo, differences and closed forms."""
 
 import math
 
@@ -98,7 +98,7 @@ def test_moments_of_draws():
 
 @pytest.mark.parametrize("stds", ["one", "many"])
 def test_kl_against_monte_carlo(stds):
-    """KL(q ‖ p) = E_q[log q − log p], where densities are about the value of a unit and whether it is there."""
+    """KL(q ‖ p) = E_q[log q − log p], of the weights of units and of whether they are there."""
     weights = gaussian_weights(module := network(), all_names(module), units="hidden")
     found, inclusion = tensors(weights, module), 0.2
     widths = {n: 0.7 if stds == "one" else 0.4 + 0.1 * i for i, n in enumerate(weights.shapes)}

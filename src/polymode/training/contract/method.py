@@ -36,6 +36,14 @@ class Method(ABC):
         return 1
 
     @property
+    def chain_members(self) -> int | None:
+        """Networks that one chain leaves behind, each a pass of a prediction.
+
+        None where any number can be drawn, or the length of the training decides.
+        """
+        return 1
+
+    @property
     def num_initial(self) -> int:
         """Members of the posterior in ``fit(initial=...)`` that each chain begins at."""
         return 1

@@ -288,5 +288,5 @@ def test_masks_that_do_not_fit_are_refused(resnet20):
         InputError, match=r"This Linear cannot run on inputs \[1, 3\] torch.float32: .*shapes"
     ):
         multiplications(nn.Linear(4, 2), torch.randn(5, 3))
-    with pytest.raises(InputError, match=r"No Linear layer or convolution of this Embedding is called"):
+    with pytest.raises(InputError, match=r"No Linear layer or convolution of this Embedding is used"):
         Accounting.of(nn.Embedding(5, 3), torch.ones(1, 4, dtype=torch.int64))

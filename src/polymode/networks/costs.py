@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from polymode.errors import InputError, require, unknown_name
-from polymode.networks.selection import select_layers
 from polymode.seeds import global_seed
 from polymode.trees import Tree, map_tree
 
@@ -147,47 +146,38 @@ class Accounting:
     Biases of other layers, normalisation and the 1×1 convolutions of shortcuts are left out; the latter have
     "downsample" or "shortcut" in their name. Linear layers before the classifier count as convolutions do.
 
-    layers: what may be taken away in part. classifier: the last layer of the module, its bias among the
-    weights, which stays whole; None where that is no such layer. ignored: names of the classifier and of
-    shortcuts.
+    layers: what may be taken away in part. classifier: the last layer, as the module lists them, its bias
+    among the weights; it stays whole. ignored: names of the classifier and of shortcuts.
     """
 
     layers: Mapping[str, LayerCost]
-    classifier: LayerCost | None
+    classifier: LayerCost
     ignored: frozenset[str]
 
     @classmethod
     def of(cls, module: nn.Module, inputs: Tree) -> "Accounting":
         """The accounting of a module for inputs [B, ...]."""
         costs = layer_costs(module, inputs)
-        [last] = select_layers(module, "output")
         shortcuts = {name for name in costs if _is_shortcut(name, module.get_submodule(name))}
-        classifier = costs.get(last)
-        if classifier is not None:
-            whole = sum(p.numel() for p in module.get_submodule(last).parameters())
-            classifier = replace(classifier, weights=whole)
-        ignored = frozenset(shortcuts | {last})
-        made = cls({n: cost for n, cost in costs.items() if n not in ignored}, classifier, ignored)
+        layers = {name: cost for name, cost in costs.items() if name not in shortcuts}
         require(
-            made.multiplications > 0,
-            f"No Linear layer or convolution of this {type(module).__name__} is called: there is nothing to "
+            any(cost.uses for cost in layers.values()),
+            f"No Linear layer or convolution of this {type(module).__name__} is used: there is nothing to "
             "count.",
         )
-        return made
+        last, classifier = layers.popitem()
+        whole = sum(parameter.numel() for parameter in module.get_submodule(last).parameters())
+        return cls(layers, replace(classifier, weights=whole), frozenset(shortcuts | {last}))
 
     @property
     def parameters(self) -> int:
         """Of the dense network."""
-        return sum(cost.weights for cost in self._all)
+        return sum(cost.weights for cost in (*self.layers.values(), self.classifier))
 
     @property
     def multiplications(self) -> int:
         """Of the dense network."""
-        return sum(cost.multiplications for cost in self._all)
-
-    @property
-    def _all(self) -> list[LayerCost]:
-        return [*self.layers.values(), *([] if self.classifier is None else [self.classifier])]
+        return sum(cost.multiplications for cost in (*self.layers.values(), self.classifier))
 
     def shares(
         self, active: Mapping[str, Tensor], nonzero: Mapping[str, Tensor] | None = None

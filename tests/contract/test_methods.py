@@ -160,6 +160,18 @@ def test_measured_budget_equals_declared(name, sizes):
 
 
 @methods
+@pytest.mark.parametrize("ensemble", [False, True], ids=["alone", "ensemble"])
+def test_chains_leave_as_many_networks_as_they_declare(name, ensemble):
+    case, method = BY_NAME["mlp"], SMALL[name]()
+    method = pm.methods.DeepEnsemble(2, of=method) if ensemble else method
+    posterior = pm.fit(
+        method, case.double_factory, case.data(), likelihood=case.likelihood, epochs=12, progress=False
+    )
+    if method.chain_members is not None:
+        assert posterior.num_members == method.chain_members * method.total_chains
+
+
+@methods
 def test_for_budget_spends_what_it_is_given(name):
     method, epochs = SMALL[name]().for_budget(30)
     assert method.declared_budget(_problem(BY_NAME["mlp"]), epochs) == pytest.approx(30)

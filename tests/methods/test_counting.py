@@ -1,10 +1,27 @@
 """The parameter counts of Tables 1 and 3 of Chang et al. (2019), exactly."""
 
+import re
+
 import pytest
+import torch
 from torch import nn
 
 import polymode as pm
-from polymode.methods import ECMP, EMP, DeepEnsemble, DropConnect, MCDropout, Single, parameter_counts
+from contract.sketches import Mimo
+from polymode.methods import (
+    ECMP,
+    EMP,
+    HMC,
+    SWAG,
+    DeepEnsemble,
+    DropConnect,
+    LatePhase,
+    MCDropout,
+    SequentialAnchored,
+    Single,
+    network_count,
+    parameter_counts,
+)
 
 METHODS = {
     "single": Single(),
@@ -71,6 +88,53 @@ def test_regression_networks(inputs, outputs, width, once, patched):
     module = pm.models.MLP(inputs, outputs, (width,), batch_norm="after", input_norm=True, norm_scale=0.2)
     assert sum(p.numel() for p in module.parameters()) == once
     assert ECMP(where="norm").num_parameters(module) == patched
+
+
+def test_a_prediction_multiplies_in_every_pass():
+    methods = METHODS | {
+        "late": LatePhase(7),
+        "members": LatePhase(7, keep_members=True),
+        "nested": DeepEnsemble(2, of=SWAG(num_draws=3)),
+        "sampler": HMC(4, num_samples=5),
+        "sequence": SequentialAnchored(2),
+    }
+    found = parameter_counts(pm.models.resnet20(), methods, inputs=torch.zeros(1, 3, 32, 32))
+    passes = {"single": 1, "ensemble": 5, "late": 1, "members": 7, "nested": 6, "sampler": 20}
+    for name, count in found.items():
+        assert count.multiplications == (40_813_184 * passes[name] if name in passes else None), name
+    assert all(count.multiplications is None for count in parameter_counts(nn.Linear(3, 2), METHODS).values())
+
+
+def test_a_pass_goes_through_what_a_method_makes_of_the_network():
+    """MIMO (a sketch) widens the first and the last layer."""
+    module = pm.models.MLP(4, 3, (6,))
+    [found] = parameter_counts(module, {"mimo": Mimo(heads=2)}, inputs=torch.zeros(1, 4)).values()
+    assert found.multiplications == 2 * (4 * 6 + 6 * 3)
+
+
+def test_a_network_is_counted_in_two_ways():
+    module, images = pm.models.resnet32(), torch.zeros(1, 3, 32, 32)
+    found = network_count(module, images)
+    assert (found.parameters, found.multiplications, found.note) == (466_906, 69_124_736, "")
+    assert (found.accounting.parameters, found.accounting.multiplications) == (461_882, 68_862_602)
+    norms = sum(p.numel() for p in module.parameters() if p.ndim == 1) - 10
+    assert network_count(module, images, count_norm=False).parameters == 466_906 - norms
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "multiplied", "note"),
+    [
+        (nn.Linear(4, 2), torch.zeros(1, 3), None, r"This Linear cannot run on inputs \[1, 3\]"),
+        (nn.Linear(4, 2), None, None, "the shape of an example, which is not known"),
+        (nn.LSTM(3, 4, batch_first=True), torch.zeros(1, 5, 3), 560, "No Linear layer or convolution"),
+    ],
+)
+def test_a_network_that_cannot_be_counted_says_why(module, inputs, multiplied, note):
+    found = network_count(module, inputs)
+    assert found.parameters == sum(p.numel() for p in module.parameters())
+    assert found.multiplications == multiplied
+    assert found.accounting is None
+    assert re.search(note, found.note)
 
 
 def test_a_method_that_refuses_the_network_says_why():

@@ -67,6 +67,42 @@ def test_resnet20_convolutions_and_classifier():
     assert kept == 268_346
 
 
+@pytest.mark.parametrize(("activation", "function"), [("relu", F.relu), ("silu", F.silu)])
+def test_resnets_are_their_definition_with_either_activation(activation, function, float64):
+    module = resnet8(7, 2, activation=activation).eval()
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm2d):  # off the identity it begins as
+            for tensor in (part.weight, part.bias, part.running_mean):
+                nn.init.normal_(tensor)
+            nn.init.uniform_(part.running_var, 0.5, 2.0)
+
+    def norm(inputs, layer):
+        return F.batch_norm(inputs, layer.running_mean, layer.running_var, layer.weight, layer.bias)
+
+    images = torch.randn(2, 2, 8, 8)
+    out = function(norm(F.conv2d(images, module.conv.weight, padding=1), module.bn))
+    for index, block in enumerate(module.blocks):
+        stride = 2 if index else 1
+        inner = function(norm(F.conv2d(out, block.conv1.weight, None, stride, 1), block.bn1))
+        inner = norm(F.conv2d(inner, block.conv2.weight, padding=1), block.bn2)
+        if index:
+            out = norm(F.conv2d(out, block.downsample[0].weight, None, stride), block.downsample[1])
+        out = function(inner + out)
+    head = module.classifier
+    torch.testing.assert_close(module(images), F.linear(out.mean((2, 3)), head.weight, head.bias))
+    assert module.state_dict().keys() == resnet8(7, 2).state_dict().keys()
+
+
+def test_a_posterior_is_not_read_into_a_network_with_another_activation(tmp_path):
+    data = pm.ArrayData(torch.randn(4, 3, 4, 4), torch.tensor([0, 1, 0, 1]))
+    silu = pm.models.make_model("resnet8", (3, 4, 4), 2, {"activation": "silu"})
+    posterior = pm.fit(pm.methods.Single(), silu, data, likelihood="categorical", epochs=1, progress=False)
+    posterior.save(tmp_path / "saved")
+    assert pm.load_posterior(tmp_path / "saved", silu()).num_members == 1
+    with pytest.raises(pm.errors.CheckpointError, match="activation=silu"):
+        pm.load_posterior(tmp_path / "saved", resnet8(2))
+
+
 @pytest.mark.parametrize(("make", "num_layers"), [(SmallCNN, 3), (MediumCNN, 4)])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_plain_cnns_are_their_definition(make, num_layers, dropout, float64):
@@ -163,6 +199,8 @@ def test_padding_does_not_change_a_bag_of_words():
         ("smallcnn", (3, 8, 10), {}, "square images, these are 8×10"),
         ("mlp", (7,), {"hiden": [3]}, "Unknown option of the model mlp 'hiden'. Did you mean 'hidden'"),
         ("mlp", {"a": (3,)}, {}, "several inputs"),
+        ("resnet8", (3, 8, 8), {"activation": "relux"}, "Unknown activation 'relux'. Did you mean 'relu'"),
+        ("resnet20", (3, 8, 8), {"activation": ["silu"]}, r"Unknown activation \['silu'\].* relu, silu"),
         ("nowhere.at_all:build", (7,), {}, "there is no module 'nowhere'"),
         ("torch.nn:Linaer", (7,), {}, "Did you mean 'Linear'"),
         ("math:pi", (7,), {}, "math:pi is a float"),
@@ -172,7 +210,7 @@ def test_networks_that_do_not_fit_are_refused(spec, shape, options, message):
     from polymode.models import make_model
 
     with pytest.raises(pm.errors.InputError, match=message):
-        make_model(spec, shape, 2, options)
+        make_model(spec, shape, 2, options)()
 
 
 # The networks of Delaunoy and Louppe (2021), small where they can be, and their inputs.

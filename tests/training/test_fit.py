@@ -17,11 +17,12 @@ from cases import BY_NAME, redrawn
 from polymode.errors import InputError, NonFiniteLoss, NotCollapsible
 from polymode.methods import DeepEnsemble, Single
 from polymode.networks.adaptations import Adaptation, register_adaptation
-from polymode.networks.members import unstack
+from polymode.networks.members import call_module, unstack
 from polymode.networks.surgery import tensors_of
 from polymode.seeds import derive_generator
 from polymode.training.contract import State
 from polymode.training.loop.validation import keep_better, take_best
+from polymode.trees import leaves
 from tolerances import assert_equal_up_to_rounding
 
 
@@ -449,6 +450,31 @@ def test_own_tensors_follow_the_member_and_common_ones_the_mean_of_its_chain():
 
 
 # --- starts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["convolution", "two_inputs", "keyword_inputs", "tied_tokens"])
+def test_a_method_is_given_an_example_that_its_network_can_run_on(name):
+    """The first one of the data, alone, in the precision of the weights, whatever the method is asked."""
+    case, given = BY_NAME[name], []
+
+    class Noting(Single):
+        def phases(self, problem, epochs):
+            given.append(problem)
+            return super().phases(problem, epochs)
+
+        def init(self, problem, generator):
+            given.append(problem)
+            return super().init(problem, generator)
+
+    data = case.data()
+    quiet(Noting(), case.factory, data, case.likelihood, epochs=1)
+    assert len(given) >= 3
+    for problem in given:
+        rows = list(leaves(problem.example))
+        assert all(torch.equal(a, b[:1].to(a)) for a, b in zip(rows, leaves(data.inputs), strict=True))
+        assert {row.dtype for row in rows} <= {torch.float32, torch.int64}  # the data are in double precision
+        outputs = call_module(problem.network.module, {}, problem.example)
+        assert all(torch.isfinite(each).all() for each in leaves(outputs))
 
 
 @redrawn

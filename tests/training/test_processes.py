@@ -11,6 +11,7 @@ import torch
 
 import polymode as pm
 from cases import BY_NAME
+from contract.sketches import Masked
 from forks import FORKS
 from polymode.errors import CheckpointError, InputError, PolymodeError
 from polymode.training import epochs_of
@@ -85,6 +86,17 @@ def test_results_do_not_depend_on_the_number_of_processes(tmp_path, forked):
     assert_same(again[0], alone[0])
     in_one = fitted(data=data, run_dir=tmp_path / "run", resume=True)  # a finished run is one run
     assert_same(in_one[1], alone[1])
+
+
+def test_what_members_are_measured_by_is_logged_by_all_processes(tmp_path, forked):
+    method = pm.methods.DeepEnsemble(3, of=Masked())
+    fitted(method=method, run_dir=tmp_path / "one")
+    fitted(method=method, run_dir=tmp_path / "two", processes=2)
+    alone, joined = (
+        [epoch["measures"]["sparsity"] for epoch in epochs_of(tmp_path / name)] for name in ("one", "two")
+    )
+    assert [len(members) for members in joined] == [3] * 4
+    assert joined == alone  # shares of zeros, which masks alone decide
 
 
 def test_more_processes_than_chains_and_models_that_cannot_travel():

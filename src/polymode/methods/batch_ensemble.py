@@ -112,6 +112,10 @@ class BatchEnsemble(Method):
     def posterior(self, problem: Problem, state: State) -> Posterior:
         return self._late_phase.posterior(problem, state)
 
+    @property
+    def chain_members(self) -> int | None:
+        return self.num_members
+
     def num_parameters(self, module: nn.Module) -> int:
         return self._late_phase.num_parameters(module)
 

@@ -42,6 +42,14 @@ class DeepEnsemble(Method):
         return self.num_members * self.of.total_chains
 
     @property
+    def chain_members(self) -> int | None:
+        return self.of.chain_members
+
+    @property
+    def chain_passes(self) -> int | None:
+        return self.of.chain_passes
+
+    @property
     def num_initial(self) -> int:
         return self.of.num_initial
 

@@ -65,6 +65,10 @@ class EDSTEnsemble(SparseDescent):
         check_rates(self.rates, self.high, self.low)
         keep_rule(self.keep)
 
+    @property
+    def chain_members(self) -> int:
+        return self.num_members
+
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
         first_epochs, each = divide_epochs(epochs, self.num_members, self.phase_epochs)
 

@@ -104,6 +104,10 @@ class HMC(Method):
         """In units of s: a quarter of the period that a weight has under the prior alone."""
         return math.pi / 2 * math.sqrt(self.temperature) if self.trajectory is None else self.trajectory
 
+    @property
+    def chain_members(self) -> int | None:
+        return self.num_samples
+
     def lengths(self, epochs: int) -> tuple[int, int, int]:
         """Passes of the burn-in, samples kept, passes between two of them."""
         if epochs < 2:

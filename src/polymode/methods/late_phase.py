@@ -348,6 +348,10 @@ class LatePhase(Method):
             )
         return self.num_members
 
+    @property
+    def chain_members(self) -> int | None:
+        return (self.num_members or MOST) if self.keep_members else 1
+
     def num_parameters(self, module: nn.Module) -> int:
         trained = {n: p.numel() for n, p in module.named_parameters() if p.requires_grad}
         if not self.keep_members:

@@ -47,6 +47,10 @@ class MCDropout(Descent):
         if self.where is not None:
             object.__setattr__(self, "where", check_where(self.where))  # one way to say one thing
 
+    @property
+    def chain_members(self) -> int | None:
+        return None
+
     def adaptations(self, module: nn.Module) -> Sequence[Adaptation]:
         where = self.where
         if where is None:

@@ -95,6 +95,10 @@ class MeanField(Method):
                 "another one at every look, that of another draw. Use Adam or SGD."
             )
 
+    @property
+    def chain_members(self) -> None:
+        return None
+
     # --- the algorithm ------------------------------------------------------------------------
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:

@@ -83,6 +83,14 @@ class MIMO(Method):
     def can_average(self) -> bool:
         return True
 
+    @property
+    def chain_members(self) -> int:
+        return self.num_members
+
+    @property
+    def chain_passes(self) -> int:
+        return 1  # for all heads
+
     def adaptations(self, module: nn.Module) -> Sequence[Adaptation]:
         [first], [last] = select_layers(module, "input"), select_layers(module, "output")
         return [JoinedHeads(self.num_members, first, last)]

@@ -99,6 +99,10 @@ class _Patching(Method):
         """How components are assigned."""
 
     @property
+    def chain_members(self) -> int | None:
+        return None
+
+    @property
     def _learns_probabilities(self) -> bool:
         return False
 

@@ -85,6 +85,10 @@ class RankOneBNN(Method):
         if self.matrices is not None:
             object.__setattr__(self, "matrices", check_where(self.matrices))
 
+    @property
+    def chain_members(self) -> None:
+        return None
+
     # --- the algorithm ------------------------------------------------------------------------
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:

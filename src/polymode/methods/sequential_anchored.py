@@ -126,6 +126,10 @@ class SequentialAnchored(Method):
         return self.num_chains or 1
 
     @property
+    def chain_members(self) -> int | None:
+        return None  # as many as the epochs suffice for
+
+    @property
     def _short_optimizer(self) -> Optimizer:
         return self.optimizer if self.short_optimizer is None else self.short_optimizer
 

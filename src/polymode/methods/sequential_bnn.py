@@ -100,6 +100,10 @@ class SequentialBNN(Method):
                 f"of must be a MeanField(...), got {self.of!r}. For sparse networks there is sebays."
             )
 
+    @property
+    def chain_members(self) -> None:
+        return None
+
     # --- the algorithm ------------------------------------------------------------------------
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:

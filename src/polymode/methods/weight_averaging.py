@@ -74,6 +74,10 @@ class _Averaging(Method):
     def total_chains(self) -> int:
         return self.of.total_chains
 
+    @property
+    def chain_members(self) -> int | None:
+        return self.of.chain_members
+
     def adaptations(self, module: nn.Module) -> Sequence[Adaptation]:
         return self.of.adaptations(module)
 
@@ -209,6 +213,11 @@ class SWAG(_Averaging):
         require_whole("rank", self.rank, least=0)
         require(self.rank != 1, "rank must be 0 or at least 2: one deviation has no spread.")
         require_positive("scale", self.scale)
+
+    @property
+    def chain_members(self) -> int | None:
+        each = self.of.chain_members
+        return None if each is None else self.num_draws * each
 
     def num_parameters(self, module: nn.Module) -> int:
         return self.num_draws * self.of.num_parameters(module)

@@ -84,10 +84,27 @@ MODELS: dict[str, Architecture] = {
         Architecture(
             "mediumcnn", "images", "four convolutions, 64-128-256-256 channels", MediumCNN, square=True
         ),
-        Architecture("resnet8", "images", "residual, BatchNorm, 1 block a stack; option dropout", resnet8),
-        Architecture("resnet20", "images", "residual, BatchNorm, 3 blocks a stack; option dropout", resnet20),
-        Architecture("resnet32", "images", "residual, BatchNorm, 5 blocks a stack; option dropout", resnet32),
-        Architecture("resnet56", "images", "residual, BatchNorm, 9 blocks a stack; option dropout", resnet56),
+        Architecture(
+            "resnet8", "images", "residual, BatchNorm, 1 block a stack; options dropout, activation", resnet8
+        ),
+        Architecture(
+            "resnet20",
+            "images",
+            "residual, BatchNorm, 3 blocks a stack; options dropout, activation",
+            resnet20,
+        ),
+        Architecture(
+            "resnet32",
+            "images",
+            "residual, BatchNorm, 5 blocks a stack; options dropout, activation",
+            resnet32,
+        ),
+        Architecture(
+            "resnet56",
+            "images",
+            "residual, BatchNorm, 9 blocks a stack; options dropout, activation",
+            resnet56,
+        ),
         Architecture("resnet18", "images", "residual, BatchNorm, for large images; option dropout", resnet18),
         Architecture(
             "pyramidnet110",

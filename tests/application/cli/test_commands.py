@@ -590,17 +590,46 @@ def test_methods_are_listed_and_explained(tmp_path):
 def test_methods_count_what_they_keep_of_a_network(tmp_path):
     some = ["methods", "emp,norm=emp", "--model", "resnet20", "--count", "--set", "norm.where=norm"]
     shown = polymode(*some, cwd=tmp_path).stdout
-    assert "272,474" not in shown
-    counted = json.loads(polymode(*some, "--json", cwd=tmp_path).stdout)["methods"]
+    assert "single" not in shown
+    content = json.loads(polymode(*some, "--json", cwd=tmp_path).stdout)
+    counted = content["methods"]
     channels = 16 * 7 + 32 * 7 + 64 * 7
     assert counted["norm"]["parameters"] == 272_474 + 4 * 2 * channels
     assert counted["emp"]["parameters"] == 272_474 + 4 * (2 * channels + 650)
     assert f"{counted['emp']['parameters']:,}" in shown
     without = json.loads(polymode(*some, "--json", "--without-norm", cwd=tmp_path).stdout)["methods"]
     assert without["norm"]["parameters"] == 272_474 + 3 * 2 * channels
+    assert content["network"] == {
+        "parameters": 272_474,
+        "multiplications": 40_813_184,
+        "as_jantre_2022": {"parameters": 268_346, "multiplications": 40_551_050},
+        "note": "",
+    }
+    assert "one network: 272,474 parameters, 40,813,184 multiplications a pass" in shown
+    assert "as Jantre et al. (2022) count: 268,346 parameters, 40,551,050 multiplications" in shown
+    assert counted["emp"]["multiplications"] is None
     assert "--count needs --model" in the_line(polymode("methods", "--count", cwd=tmp_path, code=2))
     wrong = polymode("methods", "--model", "resnet20", "--count", "--shape", "big", cwd=tmp_path, code=2)
     assert "--shape 'big': write sizes with commas" in the_line(wrong)
+
+
+def test_methods_count_a_network_that_cannot_run_on_an_example(tmp_path):
+    own = ["methods", "single,deep_ensemble", "--count", "--model", "polymode.models:resnet20"]
+
+    def shown(*more):
+        return " ".join(polymode(*own, *more, cwd=tmp_path).stdout.split())
+
+    of_convolutions = 40_813_184 - 640
+    assert f"{5 * (of_convolutions // 16 + 640):,}" in shown("--shape", "3,8,8")
+    for words, more in (
+        ("the shape of an example, which is not known. --shape gives that of an example.", []),
+        ("note: This ResNet cannot run on inputs [1, 3, 32] torch.float32:", ["--shape", "3,32"]),
+    ):
+        told = shown(*more)
+        assert words in told
+        assert "one network: 272,474 parameters, – multiplications a pass" in told
+    wrong = polymode(*own, "--shape", "3,0", cwd=tmp_path, code=2)
+    assert "--shape '3,0': write sizes with commas" in the_line(wrong)
 
 
 # --- data --------------------------------------------------------------------------------------------

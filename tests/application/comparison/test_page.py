@@ -2,19 +2,22 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
+from typing import ClassVar
 
 import pytest
 import torch
 
 import polymode as pm
 from polymode.application.comparison import compare
-from polymode.application.plots import trace_figure
+from polymode.application.plots import remaining_figure, trace_figure
+from polymode.application.plots.style import COLOURS
 from polymode.application.plots.trace import MOST_POINTS, MOST_TRAININGS
 from polymode.application.report import write_page
 from polymode.data import Split, Task
 from polymode.errors import InputError
+from polymode.networks.costs import Accounting
 from polymode.training import epochs_of
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
@@ -277,3 +280,73 @@ def test_long_traces_are_thinned_to_their_extremes():
 def test_losses_of_many_sizes_have_a_logarithmic_axis(losses, axis):
     drawn = trace_figure({"one": {"member_epochs": [1, 2], "loss": losses, "restarts": []}})
     assert drawn.layout.yaxis.type == axis
+
+
+# --- what remains --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Thinned(pm.methods.Single):
+    """Units of the first layer count as gone where their weights have a negative sum."""
+
+    name: ClassVar[str] = "thinned"
+
+    def phases(self, problem, epochs):
+        accounting = Accounting.of(problem.network.module, problem.example)
+        [first] = accounting.layers
+
+        def measure(state):
+            active = state.members.stacked[f"{first}.weight"].sum(-1) > 0
+            shares = accounting.shares({first: active})
+            shares = {f"{name}_remaining": share for name, share in shares.items()}
+            return shares | {"units": active.sum(-1)}
+
+        return [replace(phase, measure=measure) for phase in super().phases(problem, epochs)]
+
+
+def test_what_remains_is_drawn_for_the_methods_that_measure_it(tmp_path):
+    found = compare(
+        task("categorical"),
+        lambda: pm.models.MLP(3, 2, (4,)),
+        {"dense": pm.methods.Single(), "thin": pm.methods.DeepEnsemble(3, of=Thinned())},
+        tmp_path / "c",
+        budget=6,
+        seeds=(0, 1),
+    )
+    dense, thin = (result.learning["measures"] for result in found.results)
+    assert dense == {}
+    assert thin.keys() == {"parameters_remaining", "multiplications_remaining", "units"}
+    epochs = epochs_of(tmp_path / "c/thin")
+    for name, line in thin.items():
+        means = [sum(epoch["measures"][name]) / 6 for epoch in epochs]  # three members on two seeds
+        assert line["mean"] == pytest.approx(means)
+        assert line["member_epochs"] == [epoch["member_epochs"] for epoch in epochs] == [3.0, 6.0]
+    units, share = thin["units"]["mean"], thin["parameters_remaining"]["mean"]
+    assert share == pytest.approx([(10 + 3 * each) / 22 for each in units], rel=1e-5)  # as logged
+    text, _ = read(write_page(found, tmp_path / "page.html"))
+    figure = text.split("<figure>")[4]
+    assert all(words in figure for words in ("What remains", '"thin"', "multiplications remaining"))
+    assert not any(words in figure for words in ('"dense"', "units"))
+
+
+def test_shares_that_remain_have_a_colour_a_method_and_a_dash_a_quantity():
+    line = {"member_epochs": [1.0, 2.0, 3.0], "mean": [1.0, 0.8, 0.5]}
+    other = {"member_epochs": [2.0, 4.0, 6.0], "mean": [0.9, 0.7, 0.6]}
+    methods = {
+        "dense": {},
+        "thin": {"parameters": line, "multiplications": other},
+        "wide": {"multiplications": line},
+    }
+    drawn = remaining_figure(methods)
+    *lines, solid, dashed = drawn.data
+    assert [line.name for line in lines] == ["thin", "thin", "wide"]
+    assert [line.showlegend for line in lines] == [True, False, True]
+    assert [line.line.color for line in lines] == [COLOURS[1], COLOURS[1], COLOURS[2]]
+    assert [line.line.dash for line in lines] == ["solid", "dash", "dash"]
+    assert (solid.name, solid.line.dash) == ("parameters", "solid")
+    assert (dashed.name, dashed.line.dash) == ("multiplications", "dash")
+    assert (list(drawn.data[1].x), list(drawn.data[1].y)) == ([2.0, 4.0, 6.0], [0.9, 0.7, 0.6])
+    long = {"member_epochs": list(range(10_000)), "mean": [1 / (1 + i) for i in range(10_000)]}
+    thinned, _ = remaining_figure({"long": {"parameters": long}}).data
+    assert len(thinned.x) <= MOST_POINTS + 2
+    assert thinned.y[-1] == long["mean"][-1]

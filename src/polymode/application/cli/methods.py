@@ -3,21 +3,26 @@
 import dataclasses
 import inspect
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
 from polymode.application.cli.jobs import make_methods, wanted_methods
 from polymode.application.cli.options import ScreenOptions, UsageError, option
 from polymode.application.cli.output import console, print_json
-from polymode.errors import unknown_name
-from polymode.methods import COMPARED, METHODS, parameter_counts
+from polymode.errors import require_whole, unknown_name
+from polymode.methods import COMPARED, METHODS, network_count, parameter_counts
+from polymode.methods.counting import NetworkCount
 from polymode.models import MODELS, make_model
+from polymode.networks.surgery import floating_type
 from polymode.options import options_of
+from polymode.seeds import derive_generator
 from polymode.training.contract import Method
 
 ABOUT = """List the methods, explain one (its equation, cost and options), or count what each keeps."""
@@ -31,7 +36,10 @@ class MethodsOptions(ScreenOptions):
         "", "method to explain; with --count those to count, such as emp,bn=emp", place="argument"
     )
     model: str = option("", "network to count the parameters of: a name, or package.module:callable")
-    count: bool = option(False, "with --model: parameters that each method keeps, and the overhead")
+    count: bool = option(
+        False,
+        "with --model: parameters that each method keeps, the overhead, and multiplications of a prediction",
+    )
     shape: str = option("", "with --count: shape of an example, 3,32,32 for images", metavar="SIZES")
     without_norm: bool = option(
         False,
@@ -88,21 +96,60 @@ def _count(options: MethodsOptions) -> None:
         raise UsageError("--count needs --model: the network to count, such as --model resnet18.")
     wanted = wanted_methods(options.name, tuple(METHODS))
     methods = make_methods(wanted, options.set, {})
-    counts = parameter_counts(_network(options), methods, count_norm=not options.without_norm)
+    module, inputs = _network(options)
+    count_norm = not options.without_norm
+    network = network_count(module, inputs, count_norm=count_norm)
+    runs_on = None if network.multiplications is None else inputs
+    counts = parameter_counts(module, methods, inputs=runs_on, count_norm=count_norm)
     if options.json:
         content = {name: dataclasses.asdict(count) for name, count in counts.items()}
-        print_json({"model": options.model, "methods": content})
+        print_json({"model": options.model, "network": _as_json(network), "methods": content})
         return
-    table = Table("method", "parameters", "overhead", "", box=SIMPLE_HEAD, pad_edge=False)
-    table.columns[1].justify = table.columns[2].justify = "right"
+    table = Table(
+        *("method", "parameters", "overhead", "multiplications", ""), box=SIMPLE_HEAD, pad_edge=False
+    )
+    for column in table.columns[1:4]:
+        column.justify = "right"
     for name, count in counts.items():
-        number = "–" if count.parameters is None else f"{count.parameters:,}"
         overhead = "–" if count.overhead is None else f"{100 * count.overhead:,.3g} %"
-        table.add_row(name, number, overhead, count.note)
-    console().print(table)
+        table.add_row(name, _whole(count.parameters), overhead, _whole(count.multiplications), count.note)
+    out = console()
+    out.print(table)
+    for line in _about(network):
+        out.print(line, markup=False)
 
 
-def _network(options: MethodsOptions) -> nn.Module:
+def _whole(number: int | None) -> str:
+    return "–" if number is None else f"{number:,}"
+
+
+def _as_json(network: NetworkCount) -> dict[str, Any]:
+    """Of the accounting of Jantre et al. (2022) its sums alone."""
+    sums = network.accounting
+    of_jantre = sums and {"parameters": sums.parameters, "multiplications": sums.multiplications}
+    counted = {"parameters": network.parameters, "multiplications": network.multiplications}
+    return counted | {"as_jantre_2022": of_jantre, "note": network.note}
+
+
+def _about(network: NetworkCount) -> Iterator[str]:
+    """What is said of one network below the methods."""
+    yield (
+        f"one network: {_whole(network.parameters)} parameters, {_whole(network.multiplications)} "
+        "multiplications a pass"
+    )
+    if (sums := network.accounting) is not None:
+        yield (
+            f"as Jantre et al. (2022) count: {sums.parameters:,} parameters, {sums.multiplications:,} "
+            "multiplications"
+        )
+    if network.multiplications is None:
+        yield f"note: {network.note} --shape gives that of an example."
+    elif network.note:
+        yield f"note: {network.note}"
+
+
+def _network(options: MethodsOptions) -> tuple[nn.Module, Tensor | None]:
+    """The network, and an example for it where its shape is known."""
     settings = options.set.get("model", {})
     shape: tuple[int, ...] = ()
     outputs = 10
@@ -114,13 +161,19 @@ def _network(options: MethodsOptions) -> nn.Module:
         outputs = next((number for number in own if isinstance(number, int)), outputs)
     if options.shape:
         try:
-            shape = tuple(int(size) for size in options.shape.split(","))
+            shape = tuple(require_whole("a size", int(size)) for size in options.shape.split(","))
         except ValueError:
             raise UsageError(
                 f"--shape {options.shape!r}: write sizes with commas, such as 3,32,32."
             ) from None
     made = make_model(options.model, shape, outputs, settings)
-    return made if isinstance(made, nn.Module) else made()
+    module = made if isinstance(made, nn.Module) else made()
+    if not shape:
+        return module, None
+    if options.model in MODELS and MODELS[options.model].takes == "tokens":
+        return module, torch.ones(1, *shape, dtype=torch.int64)
+    numbers = torch.randn(1, *shape, generator=derive_generator("example"))
+    return module, numbers.to(floating_type(module))
 
 
 def _list(options: MethodsOptions) -> None:

@@ -309,13 +309,14 @@ def _result(
 
 
 def _learning(folder: Path) -> dict[str, Any]:
-    """Mean validation NLL of the members after every epoch, and their training losses, by member-epochs."""
+    """Means over members after every epoch, by member-epochs: validation NLL, training losses, measures."""
     epochs = epochs_of(folder)
     known = _means(epochs, lambda epoch: epoch["validation"].get("nll", []))
     return {
         "member_epochs": [epoch["member_epochs"] for epoch, _ in known],
         "validation_nll": [mean for _, mean in known],
         "trace": _trace(epochs),
+        "measures": _measures(epochs),
     }
 
 
@@ -331,6 +332,18 @@ def _trace(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "restarts": [place for place, (epoch, _) in enumerate(known) if epoch.get("restart")],
         "sampled": any(not epoch["learning_rates"] for epoch, _ in known),
     }
+
+
+def _measures(epochs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Means over members of what a method measures of them, such as their sparsity, by its name."""
+    found = {}
+    for name in dict.fromkeys(name for epoch in epochs for name in epoch.get("measures", ())):
+        known = _means(epochs, lambda epoch, name=name: epoch.get("measures", {}).get(name, []))
+        found[name] = {
+            "member_epochs": [epoch["member_epochs"] for epoch, _ in known],
+            "mean": [mean for _, mean in known],
+        }
+    return found
 
 
 def _means(

@@ -47,7 +47,8 @@ class Result:
 
     replicates: a dictionary for every split and seed, with "split", "seed", "scores" and "curves".
     price: member_epochs, seconds (of training one replicate), parameters, passes (to predict one point).
-    num_members: None where any number can be drawn. learning: validation NLL against member-epochs.
+    num_members: None where any number can be drawn. learning: validation NLL, training losses ("trace") and
+    what the method measures of its members ("measures"), against member-epochs.
     """
 
     label: str

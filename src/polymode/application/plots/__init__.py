@@ -4,6 +4,7 @@ from polymode.application.plots.calibration import coverage_figure, reliability_
 from polymode.application.plots.draws import draws_figure
 from polymode.application.plots.histograms import doubt_figure, spread_figure
 from polymode.application.plots.price import gain_figure, price_figure
+from polymode.application.plots.remaining import remaining_figure
 from polymode.application.plots.similarity import similarity_figure
 from polymode.application.plots.trace import trace_figure
 
@@ -14,6 +15,7 @@ __all__ = [
     "gain_figure",
     "price_figure",
     "reliability_figure",
+    "remaining_figure",
     "similarity_figure",
     "spread_figure",
     "trace_figure",

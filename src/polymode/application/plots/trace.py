@@ -46,7 +46,7 @@ def trace_figure(traces: Mapping[str, Trace]) -> Any:
 def _line(
     drawn: Any, trace: Trace, places: Sequence[int], name: str, label: str, index: int, **look: Any
 ) -> None:
-    kept = _extremes([trace["loss"][i] for i in places], MOST_POINTS)
+    kept = extremes([trace["loss"][i] for i in places], MOST_POINTS)
     drawn.add_scatter(
         x=[trace["member_epochs"][places[i]] for i in kept],
         y=[trace["loss"][places[i]] for i in kept],
@@ -76,7 +76,7 @@ def _dots(drawn: Any, trace: Trace, places: Sequence[int], label: str, index: in
     )
 
 
-def _extremes(values: Sequence[float], most: int) -> list[int]:
+def extremes(values: Sequence[float], most: int) -> list[int]:
     """Places of about ``most`` values that draw the same line: the lowest and highest of every stretch."""
     if len(values) <= most:
         return list(range(len(values)))

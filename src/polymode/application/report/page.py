@@ -14,6 +14,7 @@ from polymode.application.plots import (
     gain_figure,
     price_figure,
     reliability_figure,
+    remaining_figure,
     similarity_figure,
     spread_figure,
     trace_figure,
@@ -24,6 +25,7 @@ from polymode.metrics.columns import Column
 from polymode.storage import write_text
 
 TEMPLATE = Path(__file__).with_name("page.html")
+REMAINING = "_remaining"  # how the names of measures end that are shares of a dense network
 
 
 def write_page(comparison: Comparison, path: str | Path, *, command: str = "") -> Path:
@@ -210,6 +212,10 @@ def _figures(comparison: Comparison) -> Iterator[tuple[Any, str]]:
     traces = {label: t for label, r in results.items() if (t := r.learning.get("trace")) and t["loss"]}
     if traces:
         yield trace_figure(traces), _about_traces(traces) + pooled
+    remaining = {label: _remaining(r) for label, r in results.items()}  # all of them keep their colours
+    if any(remaining.values()):
+        caption = "What is left, as a share of the dense network; the mean over the members in training."
+        yield remaining_figure(remaining), caption + pooled
     reliability = {label: curve for label, r in results.items() if (curve := _reliability(r))}
     if reliability:
         caption = (
@@ -293,6 +299,16 @@ def _about_traces(traces: Mapping[str, Mapping[str, Any]]) -> str:
     if any(trace["sampled"] for trace in traces.values()):
         caption += " Samplers: the data term alone, where a block of gradient passes ended."
     return caption
+
+
+def _remaining(result: Result) -> dict[str, Mapping[str, Sequence[float]]]:
+    """The shares that a method measures: those whose names say that they remain."""
+    measures = result.learning.get("measures", {})
+    return {
+        _escape(name.removesuffix(REMAINING).replace("_", " ")): line
+        for name, line in measures.items()
+        if name.endswith(REMAINING) and line["mean"]
+    }
 
 
 def _summed(result: Result, *path: str) -> list[float] | None:

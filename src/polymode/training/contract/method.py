@@ -36,6 +36,19 @@ class Method(ABC):
         return 1
 
     @property
+    def chain_members(self) -> int | None:
+        """Networks that one chain leaves behind.
+
+        None where any number can be drawn, or the length of the training decides.
+        """
+        return 1
+
+    @property
+    def chain_passes(self) -> int | None:
+        """Forward passes that a prediction with all of them takes."""
+        return self.chain_members
+
+    @property
     def num_initial(self) -> int:
         """Members of the posterior in ``fit(initial=...)`` that each chain begins at."""
         return 1

@@ -28,7 +28,8 @@ class Problem:
     trainable: names of the weights with a gradient. exempt: those that carry no decay when an
     optimiser says ``decay_all=False``. start: draws the initial weights of a chain, by its number.
     observations: N of every chain's data set, [G]. initial: weights of the members that ``fit(initial=...)``
-    lets this chain begin at.
+    lets this chain begin at. example: inputs [1, ...] of the data, as the network wants them; None where
+    there are no data.
     """
 
     network: Network
@@ -44,6 +45,7 @@ class Problem:
     redraw: Callable[[Iterable[str], torch.Generator], Tensors] = _cannot_redraw
     replayable: bool = True  # whether examples can be told by their places in the data set
     num_minibatches: int | None = None  # of an epoch over the smallest data set, where it is known
+    example: Tree = None
     recordings: dict[Any, Recording | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property

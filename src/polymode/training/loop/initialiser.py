@@ -134,6 +134,7 @@ def always_eval(module: nn.Module) -> tuple[str, ...]:
 class Probe:
     """What a pass through a copy of the template shows, in training and in evaluation mode."""
 
+    inputs: Tree
     outputs: Tree
     changed: frozenset[str]
     uses_global_random: bool
@@ -166,7 +167,7 @@ def probe(template: nn.Module, inputs: Tree, adaptations: Sequence[Adaptation] =
             ) from error
         uses_global_random = any(not torch.equal(a, b) for a, b in zip(states, _random_states(), strict=True))
     changed = frozenset(name for name in before if not torch.equal(before[name], after[name]))
-    return Probe(outputs, changed, uses_global_random)
+    return Probe(inputs, outputs, changed, uses_global_random)
 
 
 def _random_states() -> list[torch.Tensor]:

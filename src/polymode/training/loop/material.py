@@ -170,6 +170,7 @@ def gather(request: Request, folder: Path | None) -> Material:
         redraw=initialiser.of_layers,
         replayable=all(source.replayable for source in request.sources),
         num_minibatches=min(batches.num_minibatches(group.num_examples) for group in batches.groups),
+        example=network.arrange(map_tree(lambda t: t[:1].clone(), seen.inputs)),
     )
     _check_phases(request, request.method.phases(problem, request.epochs))
     given = [

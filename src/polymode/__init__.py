@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from polymode.posteriors import LateMembers as LateMembers
     from polymode.posteriors import Particles as Particles
     from polymode.posteriors import Posterior as Posterior
+    from polymode.posteriors import Variational as Variational
     from polymode.posteriors import load_posterior as load_posterior
     from polymode.posteriors import merge as merge
     from polymode.posteriors import sample_dropout as sample_dropout
@@ -119,6 +120,7 @@ _HOMES = {
         "LateMembers",
         "Particles",
         "Posterior",
+        "Variational",
         "load_posterior",
         "merge",
         "sample_dropout",

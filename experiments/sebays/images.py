@@ -9,7 +9,7 @@ weight decay 0.0005 (the others); the best epoch by validation error is kept; on
 budget rule is the paper's, at about a sixth of its length: single networks train for 40 epochs, sequences of
 three members for 30 + 3 · 14 (1.8 times as long, as 450 is of 250), ensembles for 3 · 40. mimo repeats no
 examples; dst and edst exchange weights every 96 steps, three epochs, as 1,000 steps are with 45,000 images.
-Unlike it: ResNet-8 with ReLU everywhere, 4,000 training and 1,000 validation images (the latter not augmented),
+Unlike it: ResNet-8 with ReLU everywhere, 4,000 training and 1,000 validation images (not augmented),
 1,000 test images for corruptions, Fashion-MNIST as foreign images. Runs that were cut go on where they
 stopped; those that are finished are read back.
 """

@@ -278,3 +278,12 @@ def test_bad_options(make, message):
 def test_a_network_without_hidden_layers_is_refused_before_training():
     with pytest.raises(InputError, match="left out"):
         small(pm.methods.SpikeSlab(), model=lambda: nn.Linear(4, 3).double())
+
+
+def test_what_remains_is_counted_after_every_epoch():
+    """Of a network of 4 × 6 and 6 × 3 weights: the classifier (21 with its biases) always counts whole."""
+    posterior, _ = small(pm.methods.SpikeSlab(inclusion=0.5, optimizer=SGD), epochs=2)
+    for row in posterior.record["history"]:
+        units = round(6 * row["measure_units_remaining"])
+        assert row["measure_parameters_remaining"] == pytest.approx((4 * units + 21) / (24 + 21))
+        assert row["measure_multiplications_remaining"] == pytest.approx((4 * units + 21) / (24 + 21))

@@ -185,7 +185,7 @@ def test_the_number_of_active_weights_never_changes_but_which_ones_do(method, op
     active = sum(mask.flatten(1).sum(1) for mask in first.values())
     total = sum(mask[0].numel() for mask in first.values())
     for epoch in told:
-        torch.testing.assert_close(epoch.measures["parameters_remaining"], active / total)
+        torch.testing.assert_close(epoch.measures["weights_remaining"], active / total)
     for name, tensor in weights(posterior).items():
         if name in MASKED:  # exact zeros; what was activated at the last step is 0, too
             most = first[name].flatten(1).sum(1)

@@ -65,16 +65,22 @@ class SpikeSlab(MeanField):
         return weights.begin(start, self.rho, self.inclusion)
 
     def measure(self, problem: Problem, *, frozen: bool = False) -> Measure:
-        """The share of units that the latest draw takes in."""
-        weights = self.weights_over(problem.network.module, problem.trainable)
+        """The share of units that the latest draw takes in, and what remains of the network with them."""
+        weights, accounting = (
+            self.weights_over(problem.network.module, problem.trainable),
+            problem.accounting(),
+        )
 
         @torch.no_grad()
-        def units(state: State) -> Tensors:
+        def remaining(state: State) -> Tensors:
             stacked = state.members.stacked
-            noise = weights.noise(stacked[DRAW], stacked[RHO])
-            return {"units_remaining": weights.included(stacked, noise, frozen=frozen).mean(1)}
+            included = weights.included(stacked, weights.noise(stacked[DRAW], stacked[RHO]), frozen=frozen)
+            shares = {"units": included.mean(1)}
+            if accounting is not None:
+                shares |= accounting.shares(weights.by_layer(included))
+            return {f"{name}_remaining": share for name, share in shares.items()}
 
-        return units
+        return remaining
 
     def divergence(self, weights: GaussianWeights, tensors: Tensors, stds: dict[str, float]) -> Tensor:
         return weights.kl(tensors, stds, self.prior_inclusion)

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import InputError, require, require_whole
+from polymode.networks.costs import Accounting
+from polymode.networks.members import Tensors
 from polymode.networks.selection import Where, check_where
 from polymode.networks.surgery import trainable_names
 from polymode.options import option
@@ -14,7 +16,7 @@ from polymode.training.contract.batch import Batch
 from polymode.training.contract.method import Method
 from polymode.training.contract.objective import Objective
 from polymode.training.contract.optimizers import Optimizer
-from polymode.training.contract.phase import Over, Phase
+from polymode.training.contract.phase import Measure, Over, Phase
 from polymode.training.contract.problem import Problem
 from polymode.training.contract.shared_options import LAYERS, OPTIMIZER, check_optimizer
 from polymode.training.contract.state import State
@@ -76,7 +78,7 @@ class SparseDescent(Method):
             problem.objective(),
             self._step,
             {"all": Over(self.optimizer)},
-            measure=_parameters_remaining,
+            measure=_remaining(problem.accounting()),
         )
 
     def _step(self, state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
@@ -106,5 +108,15 @@ class SparseDescent(Method):
         return rates
 
 
-def _parameters_remaining(state: State) -> dict[str, Tensor]:
-    return {"parameters_remaining": share_active(state.own["mask"])}
+def _remaining(accounting: Accounting | None) -> Measure:
+    """The share of masked weights that are active, and what remains of the network with them."""
+
+    def remaining(state: State) -> Tensors:
+        masks = state.own["mask"]
+        shares = {"weights": share_active(masks)}
+        if accounting is not None:
+            active = {name: mask.flatten(1).sum(1) for name, mask in masks.items()}
+            shares |= accounting.shares({}, active)
+        return {f"{name}_remaining": share for name, share in shares.items()}
+
+    return remaining

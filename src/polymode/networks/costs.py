@@ -190,13 +190,15 @@ class Accounting:
         those of the shares. Masks of shortcuts and of the classifier change nothing.
         """
         lost: dict[str, Tensor] = {}  # weights of each layer
+        # What changes nothing has leading axes, too.
+        axes = sum([0 * mask[..., 0] for mask in active.values()] + [0 * n for n in (nonzero or {}).values()])
         for name, cost, mask in self._counted(active):
             _check_units(name, mask, cost)
             lost[name] = (mask == 0).sum(-1) * (cost.weights // cost.outputs)
         for name, cost, count in self._counted(nonzero or {}):
             lost[name] = cost.weights - count
-        parameters = self.parameters - sum(lost.values())
-        multiplied = self.multiplications - sum(self.layers[n].uses * count for n, count in lost.items())
+        parameters = self.parameters - sum(lost.values(), axes)
+        multiplied = self.multiplications - sum((self.layers[n].uses * c for n, c in lost.items()), axes)
         return {
             "parameters": torch.as_tensor(parameters / self.parameters),
             "multiplications": torch.as_tensor(multiplied / self.multiplications),

@@ -1,11 +1,14 @@
 """evaluate puts the metrics of one posterior together."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import polymode as pm
 from cases import BY_NAME
 from polymode import metrics
+from polymode.errors import InputError
 
 
 def fitted(name, method=None):
@@ -126,3 +129,34 @@ def test_foreign_tokens_are_points():
     tied = difference.abs() < 1e-12  # the same token has the same entropy, up to rounding
     above = (difference > 0).double().where(~tied, torch.tensor(0.5).double())
     assert found == pytest.approx(above.mean().item())
+
+
+def test_the_mean_of_outputs_takes_the_place_of_that_of_predictions():
+    """softmax of the weighted mean of logits, in scores, predictions and densities alike."""
+    case = BY_NAME["mlp"]
+    posterior = pm.fit(
+        pm.methods.DeepEnsemble(3),
+        case.double_factory,
+        case.data(),
+        likelihood="categorical",
+        epochs=2,
+        progress=False,
+    )
+    posterior = replace(
+        posterior, blocks=[replace(b, log_weights=torch.tensor([0.0, -1.0, 0.5])) for b in posterior.draw()]
+    )
+    data = case.data(num_examples=30, seed=3)
+    logits = torch.cat([outputs for _, outputs, _ in posterior.outputs(data.inputs)])
+    weights = torch.tensor([0.0, -1.0, 0.5]).double().softmax(0)
+    expected = (weights[:, None, None] * logits).sum(0).log_softmax(-1)
+    options = {"average": "outputs", "batch_size": 7}
+    predictive = posterior.predict(data.inputs, **options)
+    torch.testing.assert_close(predictive.mean, expected.exp())
+    assert predictive.num_members == 1
+    found = posterior.log_prob(data.inputs, data.targets, **options)
+    torch.testing.assert_close(found, expected.gather(1, data.targets[:, None])[:, 0])
+    scores = pm.evaluate(posterior, data, average="outputs")
+    assert scores["nll"] == pytest.approx(-found.mean().item())
+    assert scores["nll"] != pytest.approx(pm.evaluate(posterior, data)["nll"], rel=1e-6)
+    with pytest.raises(InputError, match="average"):
+        posterior.predict(data.inputs, average="logits")

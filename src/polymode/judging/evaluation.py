@@ -17,6 +17,7 @@ from polymode.likelihoods.predictive import Observations
 from polymode.metrics.calibration import BINS, Bins
 from polymode.networks.surgery import match_precision
 from polymode.posteriors import Posterior
+from polymode.posteriors.base import Averaged
 from polymode.trees import Tree, leaves, length, map_tree
 
 Observe = Callable[[slice, Tree, Tensor], None]
@@ -32,6 +33,7 @@ def evaluate(
     generator: torch.Generator | None = None,
     target_scale: float = 1.0,
     bins: Bins = BINS,
+    average: Averaged = "predictions",
 ) -> dict[str, float]:
     """Score a posterior on ``data``; the keys depend on the likelihood and on what is given.
 
@@ -39,7 +41,8 @@ def evaluate(
     reference: a ``Reference`` or probabilities [N, C] of another predictive, such as that of HMC, for the
         same points in the same order.
     target_scale: what targets of a regression were divided by; scores are in the units they had before.
-    bins: of confidence, for ece and mce.
+    bins: of confidence, for ece and mce. average: what the mean over members is taken of; "outputs" takes
+        that of their logits, or of whatever else they put out.
 
     Classes: accuracy, nll, brier, ece, mce, aurc, mutual_information, top5, and where asked for
     ood_<score>_<auroc|aupr|fpr95>, agreement, total_variation; where targets are tokens,
@@ -57,6 +60,7 @@ def evaluate(
         generator=generator,
         target_scale=target_scale,
         bins=bins,
+        average=average,
     ).scores
 
 
@@ -81,6 +85,7 @@ def evaluate_in_full(
     target_scale: float = 1.0,
     bins: Bins = BINS,
     observe: Observe | None = None,
+    average: Averaged = "predictions",
 ) -> Evaluation:
     """Score as ``evaluate`` does, and keep what was predicted.
 
@@ -105,11 +110,13 @@ def evaluate_in_full(
             generator.set_state(start)
         return generator
 
-    predictive, observations = _judged_together(posterior, inputs, targets, num_draws, same_draws(), observe)
+    predictive, observations = _judged_together(
+        posterior, inputs, targets, num_draws, same_draws(), observe, average
+    )
     scores = predictive.scores(observations, target_scale=target_scale, bins=bins)
     foreign = None
     if ood is not None:
-        foreign = posterior.predict(_inputs(ood), num_draws, same_draws())
+        foreign = posterior.predict(_inputs(ood), num_draws, same_draws(), average=average)
         scores |= predictive.ood_scores(foreign, observations)
     if reference is not None:
         contents = contents_for(likelihood)
@@ -126,6 +133,7 @@ def _judged_together(
     num_draws: int | None,
     generator: torch.Generator | None,
     observe: Observe | None,
+    average: Averaged,
 ) -> tuple[Predictive, Observations]:
     """The predictive, and what it says of the targets, from one pass of all members over the points."""
     likelihood = posterior.network.likelihood
@@ -136,7 +144,7 @@ def _judged_together(
     accumulator = likelihood.accumulator(num_points)
     parts: dict[str, list[Tensor]] = {}
     quantiles = []
-    for rows, outputs, weights in posterior.by_points(inputs, num_draws, generator):
+    for rows, outputs, weights in posterior.by_points(inputs, num_draws, generator, average=average):
         chunk, first = targets[rows].to(weights.device), map_tree(lambda t: t[0], outputs)
         likelihood.check_outputs(first, chunk)
         likelihood.check_targets(chunk, first)

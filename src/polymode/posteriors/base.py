@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from polymode.data import as_tree, check_finite
-from polymode.errors import InputError, require, require_whole
+from polymode.errors import InputError, require, require_whole, unknown_name
 from polymode.likelihoods import Predictive
 from polymode.networks.members import Backend, Members, Tensors, forward_members
 from polymode.networks.surgery import match_precision, structure_of
@@ -26,6 +26,10 @@ ACTIVATION_BYTES = 2**27  # of the largest layer, for all members that run at on
 DRAWS = 100  # of a posterior that can be drawn from without end, unless told otherwise
 MANIFEST = "manifest.json"  # of the folder of a run
 CONSTANTS = "constants.safetensors"  # file of what members do not own
+
+# What the mean over members is taken of: what they predict, which gives their mixture, or what they put out,
+# such as logits.
+Averaged = Literal["predictions", "outputs"]
 
 
 @dataclass(frozen=True)
@@ -120,12 +124,27 @@ class Posterior(ABC):
         *,
         batch_size: int = 1024,
         first_example: int = 0,
+        average: Averaged = "predictions",
     ) -> Iterator[tuple[slice, Tree, Tensor]]:
         """Yield (rows, outputs [m, b, ...], weights [m]) until every member has seen every row.
 
         Members are the outer loop, so that a draw is made once and never kept. first_example: the place
-        of the first row among all that are predicted, which noise per example depends on.
+        of the first row among all that are predicted, which noise per example depends on. average: "outputs"
+        gives their mean over all members, as if it were one member's.
         """
+        if average not in get_args(Averaged):
+            raise unknown_name("average", average, get_args(Averaged))
+        every = self._outputs(inputs, num_draws, generator, batch_size, first_example)
+        return every if average == "predictions" else _averaged(every)
+
+    def _outputs(
+        self,
+        inputs: Tree,
+        num_draws: int | None,
+        generator: torch.Generator | None,
+        batch_size: int,
+        first_example: int,
+    ) -> Iterator[tuple[slice, Tree, Tensor]]:
         inputs = as_tree(inputs)
         num_points = length(inputs)
         require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
@@ -175,22 +194,27 @@ class Posterior(ABC):
         *,
         quantiles: Sequence[float] = (),
         batch_size: int = 1024,
+        average: Averaged = "predictions",
     ) -> Predictive:
         """Stream over the members and return what they say together.
 
         inputs: a tree of tensors [N, ...]. quantiles: levels of the mixture's distribution function
-        to invert (likelihoods of numbers); this replays the draws once per chunk of points.
+        to invert (likelihoods of numbers); this replays the draws once per chunk of points. average: what
+        the mean over members is taken of; "outputs" takes that of logits.
         """
         require(length(inputs := as_tree(inputs)) > 0, "There are no points to predict.")
         check_finite(match_precision(self.network.dtype, inputs))  # as the network will see them
         state = None if generator is None else generator.get_state()
         accumulator = self.network.likelihood.accumulator(length(inputs))
-        for rows, outputs, weights in self.outputs(inputs, num_draws, generator, batch_size=batch_size):
+        for rows, outputs, weights in self.outputs(
+            inputs, num_draws, generator, batch_size=batch_size, average=average
+        ):
             accumulator.update(outputs, weights, rows)
         predictive = accumulator.result()
         if not quantiles:
             return predictive
-        return predictive.with_quantiles(self._quantiles(inputs, num_draws, generator, state, quantiles))
+        found = self._quantiles(inputs, num_draws, generator, state, quantiles, average)
+        return predictive.with_quantiles(found)
 
     def _quantiles(
         self,
@@ -199,9 +223,10 @@ class Posterior(ABC):
         generator: torch.Generator | None,
         state: Tensor | None,
         levels: Sequence[float],
+        average: Averaged,
     ) -> dict[float, Tensor]:
         chunks = []
-        for _, outputs, weights in self.by_points(inputs, num_draws, generator, state):
+        for _, outputs, weights in self.by_points(inputs, num_draws, generator, state, average=average):
             chunks.append(self.network.likelihood.quantiles(outputs, weights, levels))
         values = torch.cat(chunks, 1).to(next(leaves(outputs)).dtype)  # pyright: ignore
         return dict(zip(levels, values, strict=True))
@@ -212,6 +237,8 @@ class Posterior(ABC):
         num_draws: int | None = None,
         generator: torch.Generator | None = None,
         state: Tensor | None = None,
+        *,
+        average: Averaged = "predictions",
     ) -> Iterator[tuple[slice, Tree, Tensor]]:
         """Yield (rows, outputs [M, b, ...] of *all* members, weights [M]) for chunks of points.
 
@@ -231,7 +258,9 @@ class Posterior(ABC):
             part = map_tree(lambda x, rows=rows: x[rows], inputs)
             draws = _copy(generator, state)
             blocks: list[list[tuple[Tree, Tensor]]] = []  # of members; each a list over batches of points
-            for batch, outputs, weights in self.outputs(part, num_draws, draws, first_example=start):
+            for batch, outputs, weights in self.outputs(
+                part, num_draws, draws, first_example=start, average=average
+            ):
                 if batch.start == 0:
                     blocks.append([])
                 blocks[-1].append((outputs, weights))
@@ -247,6 +276,7 @@ class Posterior(ABC):
         generator: torch.Generator | None = None,
         *,
         batch_size: int = 1024,
+        average: Averaged = "predictions",
     ) -> Tensor:
         """The log predictive density log Σ_m w_m p(y_n | x_n, θ_m) of each target: [N], of tokens [N, T].
 
@@ -257,7 +287,9 @@ class Posterior(ABC):
         require(len(targets) == length(inputs), f"{len(targets)} targets for {length(inputs)} inputs.")
         total: Tensor | None = None
         mass = 0.0
-        for rows, outputs, weights in self.outputs(inputs, num_draws, generator, batch_size=batch_size):
+        for rows, outputs, weights in self.outputs(
+            inputs, num_draws, generator, batch_size=batch_size, average=average
+        ):
             chunk = targets[rows].to(weights.device)
             first = map_tree(lambda t: t[0], outputs)
             likelihood.check_outputs(first, chunk)
@@ -311,6 +343,21 @@ class Posterior(ABC):
 def names_in(keys: Iterable[str]) -> set[str]:
     """The names of the network's tensors in a file, where they stand under prefixes."""
     return {key.split("/", 1)[-1] for key in keys}
+
+
+def _averaged(every: Iterator[tuple[slice, Tree, Tensor]]) -> Iterator[tuple[slice, Tree, Tensor]]:
+    """The weighted mean over members of outputs that come member by member, in batches of rows."""
+    sums: dict[tuple[int, int], tuple[Tree, Tensor]] = {}
+    kinds: Tree = ()
+    for rows, outputs, weights in every:
+        part = map_tree(lambda t, w=weights: torch.einsum("m...,m->...", t.double(), w.double()), outputs)
+        total, mass = sums.get((rows.start, rows.stop), (map_tree(torch.zeros_like, part), 0.0))
+        added = map_tree(torch.add, total, part)
+        sums[rows.start, rows.stop] = added, mass + weights.double().sum()
+        kinds = map_tree(lambda t: t.new_empty(0), outputs)
+    for (start, stop), (total, mass) in sums.items():
+        mean = map_tree(lambda t, kind, mass=mass: (t / mass).to(kind)[None], total, kinds)
+        yield slice(start, stop), mean, torch.ones_like(mass)[None]
 
 
 def _copy(generator: torch.Generator | None, state: Tensor | None) -> torch.Generator | None:

@@ -3,13 +3,15 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from polymode.application.cli.corruptions import CorruptedImages, corruption_table, judge_run, summary_lines
-from polymode.application.cli.options import JudgingOptions, UsageError, option
+from polymode.application.cli.options import AVERAGE, JudgingOptions, UsageError, option
 from polymode.application.cli.output import console, posterior_table, print_json, reporter_of, say
 from polymode.application.cli.runs import StoredRun
 from polymode.application.comparison import judge, noise_floor_text
 from polymode.judging.reference import Reference
+from polymode.posteriors.base import Averaged
 from polymode.storage import finite, write_text
 from polymode.training.loop.arithmetic import with_threads
 
@@ -48,6 +50,7 @@ class EvaluateOptions(JudgingOptions):
     trust: bool = option(
         False, "import whatever code the run's folder names: only for folders you trust", place="screen"
     )
+    average: str = option("predictions", AVERAGE, choices=get_args(Averaged))
     out: str = option("", "also write all scores to this .json file")
 
 
@@ -85,7 +88,13 @@ def _run_on_test_data(options: EvaluateOptions, stored: StoredRun) -> None:
         num_examples += split.test.num_examples
         posterior = stored.posterior(index)
         judged = judge(
-            posterior, split, ood, reference, num_draws=options.num_draws, bins=options.calibration
+            posterior,
+            split,
+            ood,
+            reference,
+            num_draws=options.num_draws,
+            bins=options.calibration,
+            average=options.average,  # type: ignore[arg-type]  # one of its choices
         )
         found.append(judged.scores)
     reporter.close()

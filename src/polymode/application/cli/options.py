@@ -39,6 +39,9 @@ def option(
     return declare(default, meaning, choices=choices, metavar=metavar, place=place)
 
 
+AVERAGE = "what the mean over members is taken of: their predictions, or their outputs, such as logits"
+
+
 def same_option(kind: type, name: str, *, choices: Sequence[str] = (), place: str = "flag") -> Any:
     """An option that a class of the library has declared, as an option of a command; "" stands for None."""
     [found] = [each for each in options_of(kind) if each.name == name]

@@ -4,15 +4,16 @@ import csv
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from polymode.application.cli.options import ComputingOptions, UsageError, option
+from polymode.application.cli.options import AVERAGE, ComputingOptions, UsageError, option
 from polymode.application.cli.output import console, print_json, say
 from polymode.application.cli.runs import StoredRun, seeded
 from polymode.application.datasets.tables import ROW
 from polymode.errors import CheckpointError, InputError
+from polymode.posteriors.base import Averaged
 from polymode.storage import write_bytes, write_text
 from polymode.training.loop.arithmetic import with_threads
 
@@ -47,6 +48,7 @@ class PredictOptions(ComputingOptions):
     )
     num_draws: int = option(100, "networks to draw from a posterior that can draw any number")
     seed: int = option(0, "seed of these draws")
+    average: str = option("predictions", AVERAGE, choices=get_args(Averaged))
 
 
 def run(options: PredictOptions) -> None:
@@ -67,6 +69,7 @@ def run(options: PredictOptions) -> None:
             options.num_draws if posterior.num_members is None else None,
             seeded(options.seed),
             quantiles=levels,
+            average=options.average,  # type: ignore[arg-type]  # one of its choices
         )
     ready = stored.preprocessing(options.posterior)
     try:

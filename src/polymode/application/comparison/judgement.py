@@ -14,6 +14,7 @@ from polymode.metrics.calibration import BINS, Bins
 from polymode.metrics.diversity import off_diagonal_mean
 from polymode.networks.members import Members, concatenate
 from polymode.posteriors import Posterior
+from polymode.posteriors.base import Averaged
 from polymode.trees import Tree
 
 MATRIX_MEMBERS = 40  # members beyond these are not shown in a matrix of pairs
@@ -38,11 +39,12 @@ def judge(
     num_draws: int = 100,
     bins: Bins = BINS,
     seed: int = 0,
+    average: Averaged = "predictions",
 ) -> Judgement:
     """Judge a posterior on the test data of a split.
 
     reference: what a trusted posterior predicts there. num_draws: networks drawn of a posterior that has no
-    end of them. bins: of confidence, for calibration.
+    end of them. bins: of confidence, for calibration. average: what the mean over members is taken of.
     """
     count = num_draws if posterior.num_members is None else None
 
@@ -60,6 +62,7 @@ def judge(
         target_scale=split.preprocessing.target_scale,
         bins=bins,
         observe=opinions.observe,
+        average=average,
     )
     scores = dict(evaluation.scores)
     if "ood_entropy_auroc" in scores:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from polymode.posteriors import LateMembers as LateMembers
     from polymode.posteriors import Particles as Particles
     from polymode.posteriors import Posterior as Posterior
+    from polymode.posteriors import Separate as Separate
     from polymode.posteriors import load_posterior as load_posterior
     from polymode.posteriors import merge as merge
     from polymode.posteriors import sample_dropout as sample_dropout
@@ -127,6 +128,7 @@ _HOMES = {
         "LateMembers",
         "Particles",
         "Posterior",
+        "Separate",
         "load_posterior",
         "merge",
         "sample_dropout",

@@ -209,3 +209,12 @@ def parameter(values: Tensor, like: Tensor) -> nn.Parameter:
     else:
         values = values.contiguous()
     return nn.Parameter(values.clone(memory_format=torch.preserve_format), like.requires_grad)
+
+
+def orders_in(module: nn.Module) -> dict[str, Tensor]:
+    """The orders that layers put their channels in, by name: they follow from masks, not from training."""
+    return {
+        f"{name}.order".lstrip("."): layer.order
+        for name, layer in module.named_modules()
+        if isinstance(layer, _Widened) and layer.order is not None
+    }

@@ -5,12 +5,14 @@ from polymode.posteriors.component_mixture import ComponentMixture, sample_dropo
 from polymode.posteriors.late_members import LateMembers
 from polymode.posteriors.loading import load_posterior
 from polymode.posteriors.particles import Particles
+from polymode.posteriors.separate import Separate
 
 __all__ = [
     "ComponentMixture",
     "LateMembers",
     "Particles",
     "Posterior",
+    "Separate",
     "load_posterior",
     "merge",
     "sample_dropout",

@@ -122,7 +122,8 @@ def main() -> None:
             part.running_mean.uniform_(-1, 1, generator=generator)
             nn.init.uniform_(part.bias, -1, 1, generator=generator)
     masks = {
-        f"{name}.weight": torch.rand(len(part.weight), generator=generator) >= options.rate
+        f"{name}.weight": torch.rand(len(part.weight), generator=generator).index_fill(0, torch.tensor(0), 1)
+        >= options.rate  # one at least is kept
         for name, part in module.named_modules()
         if isinstance(part, nn.Conv2d)
     }

@@ -450,6 +450,9 @@ def test_types_and_layouts_stay():
     kernels = [p for p in small.parameters() if p.ndim == 4]
     assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
     x = images(8, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
+    video = nn.Sequential(nn.Conv3d(3, 8, 3), nn.Conv3d(8, 2, 3)).to(memory_format=torch.channels_last_3d)
+    half = pm.compact(video, {"0.weight": torch.arange(8) % 2 == 0}).module
+    assert all(conv.weight.is_contiguous(memory_format=torch.channels_last_3d) for conv in half)
     layouts = []
     for part in small.modules():
         part.register_forward_hook(lambda _, __, out: layouts.append((out.shape, out.stride())))

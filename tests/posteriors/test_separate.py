@@ -72,6 +72,11 @@ def test_it_predicts_as_the_ensemble_that_it_was_made_of():
         separate.predict(X, 4)
 
 
+def test_it_is_judged_as_any_posterior():
+    found, expected = (pm.evaluate(p, LABELS) for p in (ENSEMBLE.compact(None), ENSEMBLE))
+    assert found == pytest.approx(expected)
+
+
 def test_weights_of_members_stay():
     [block] = ENSEMBLE.draw()
     weighted = pm.Particles(

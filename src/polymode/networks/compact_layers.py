@@ -203,12 +203,11 @@ def _make_compact(layer: Any, behind: int) -> None:
 
 def parameter(values: Tensor, like: Tensor) -> nn.Parameter:
     """A parameter with these values and the type, place, memory format and gradient of another one."""
-    values = values.to(like.device, like.dtype)
-    if like.ndim == 4 and values.ndim == 4 and like.is_contiguous(memory_format=torch.channels_last):
-        values = values.contiguous(memory_format=torch.channels_last)
-    else:
-        values = values.contiguous()
-    return nn.Parameter(values.clone(memory_format=torch.preserve_format), like.requires_grad)
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(values.ndim)
+    kept = last is not None and like.ndim == values.ndim and like.is_contiguous(memory_format=last)
+    values = values.to(like.device, like.dtype, copy=True)
+    layout = last if kept and last is not None else torch.contiguous_format
+    return nn.Parameter(values.contiguous(memory_format=layout), like.requires_grad)
 
 
 def orders_in(module: nn.Module) -> dict[str, Tensor]:

@@ -285,14 +285,40 @@ def test_what_cannot_be_traced_is_made_smaller_inside(kind):
     x = torch.randn(5, 6, dtype=torch.float64)
     alone = unusual(kind().double())
     compacted = check(alone, random_masks(alone, 0.5), x)
-    assert "inside.0.weight" in compacted.removed
     assert "cannot be traced" in compacted.left[""]
-    assert ("second.weight" in compacted.removed) == (kind is Chooses)
+    if kind is ReadsWeights:
+        assert not compacted.removed
+        assert compacted.left["second.weight"] == "the code that calls it is not known"
+        return
+    assert compacted.removed.keys() == {"first.weight", "second.weight", "inside.0.weight", "inside.2.weight"}
     within = unusual(nn.Sequential(nn.Linear(6, 6), kind(), nn.ReLU(), nn.Linear(6, 3)).double())
     compacted = check(within, random_masks(within, 0.5), x)
     assert compacted.left["1"].startswith(f"{kind.__name__} cannot be traced: ")
     assert compacted.left["0.weight"] == f"constants are filled in: {kind.__name__} '1' needs all channels"
     assert compacted.inputs["1.inside.2.weight"][0] == compacted.removed["1.inside.0.weight"][0]
+
+
+class ReadsSizes(nn.Module):
+    """Computes with what its layers tell of themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 7, 3, padding=1)
+        self.norm, self.head = nn.BatchNorm2d(7), nn.Linear(7, 2)
+
+    def forward(self, x):
+        x = torch.relu(self.first(x))
+        new = self.second.out_channels - self.first.out_channels
+        x = self.norm(self.second(x)) + F.pad(x, (0, 0, 0, 0, new, 0))
+        return self.head(x.mean((2, 3))) * self.norm.num_features
+
+
+def test_code_that_reads_sizes_reads_what_it_read():
+    module = unusual(ReadsSizes().double())
+    for seed in range(3):
+        compacted = check(module, random_masks(module, 0.5, seed), images(5))
+    assert compacted.module.first.out_channels == 4
+    assert len(compacted.module.first.weight) < 4
 
 
 class Optional(nn.Module):

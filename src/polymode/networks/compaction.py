@@ -21,6 +21,7 @@ from polymode.networks.compact_layers import (
 )
 
 PRUNABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+SIZES = ("in_features", "out_features", "in_channels", "out_channels", "num_features")  # that layers tell
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,16 @@ class _Compaction:
         fixed = _fixed(self.module, parts)
         for part in parts:
             layers = dict(part.module.named_modules(remove_duplicate=False))
+            sizes = [
+                (layer, n, getattr(layer, n)) for layer in layers.values() for n in SIZES if hasattr(layer, n)
+            ]
             for step in Flow(part.graph, part.name, layers, self.by_layer, fixed).steps:
                 self._shrink(step)
+            if not _computes_the_same(
+                part
+            ):  # its code reads sizes: they have to be those that it was traced with
+                for layer, name, size in sizes:
+                    setattr(layer, name, size)
         self._explain(fixed)
         return Compacted(self.module, self.masks, self.removed, self.inputs, self.left)
 
@@ -169,18 +178,21 @@ class _Compaction:
         """What stands in a module whose own code cannot be followed."""
         if reason and any(mask.startswith(f"{name}.".lstrip(".")) for mask in self.masks):
             self.left[name] = f"{type(module).__name__} cannot be traced: {reason}"
-        reads_weights = "weight" in _names_in(type(module).forward)
-        for child_name, child in module.named_children():
-            if not (reads_weights and is_layer(child)):  # its own code might use them
+        if not {"weight", "bias", *SIZES} & set(
+            _names_in(type(module).forward)
+        ):  # its own code would see them
+            for child_name, child in module.named_children():
                 yield from self._parts(f"{name}.{child_name}".lstrip("."), child)
 
     def _shrink(self, step: Step) -> None:
-        if type(step.layer) in NORMS:
-            self._shrink_norm(step)
-        else:
-            self._shrink_weights(step)
+        is_norm = isinstance(step.layer, tuple(NORMS))
+        (self._shrink_norm if is_norm else self._shrink_weights)(step)
         if bool(step.after.present.all()) and step.after.reason and not step.after.varies.all():
-            self.left[f"{step.name}.weight".lstrip(".")] = f"constants are filled in: {step.after.reason}"
+            name = step.name if is_norm else self._weight(step)
+            self.left[name] = f"constants are filled in: {step.after.reason}"
+
+    def _weight(self, step: Step) -> str:
+        return f"{step.name}.weight".lstrip(".")
 
     def _shrink_norm(self, step: Step) -> None:
         assert step.before is not None
@@ -195,10 +207,9 @@ class _Compaction:
         columns = torch.ones(weight.shape[1], dtype=torch.bool) if before is None else before.present
         if not (rows.all() and columns.all()):
             keep_weights(layer, rows, columns)
-        weight_name = f"{step.name}.weight".lstrip(".")
         for counts, kept in ((self.removed, rows), (self.inputs, columns)):
             if not kept.all():
-                counts[weight_name] = (int(kept.sum()), len(kept))
+                counts[self._weight(step)] = (int(kept.sum()), len(kept))
         if before is not None and not columns.all():
             constants = before.constants[~columns]
             self._keep_constants(step, torch.einsum("oi...,i->o...", weight[:, ~columns], constants))
@@ -241,6 +252,15 @@ class _Compaction:
             self.left[name] = fixed.get(layer, reason)
 
 
+def _computes_the_same(part: _Part) -> bool:
+    """Whether the code of a part calls the same with the same numbers as before its layers were changed."""
+    try:
+        graph, _ = trace(part.module)
+    except CannotTrace:
+        return False
+    return str(graph) == str(part.graph)
+
+
 def _names_in(function: Callable) -> tuple[str, ...]:
     """The names that the code of a function mentions."""
     return function.__code__.co_names if hasattr(function, "__code__") else ()
@@ -260,8 +280,9 @@ def _fixed(module: nn.Module, parts: Iterable[_Part]) -> dict[nn.Module, str]:
     owners = Counter(id(tensor) for layer in module.modules() for tensor in layer._parameters.values())
     fixed = {}
     for layer in module.modules():
-        own = {id(tensor) for tensor in layer._parameters.values() if tensor is not None}
-        if not own and not layer._buffers:
+        tensors = (*layer._parameters.values(), *layer._buffers.values())
+        own = {id(tensor) for tensor in tensors if tensor is not None}
+        if not own:
             continue
         if calls[layer] > 1:
             fixed[layer] = f"this {type(layer).__name__} is used {calls[layer]} times"

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from polymode.likelihoods import GaussianPredictive as GaussianPredictive
     from polymode.likelihoods import member_losses as member_losses
     from polymode.methods import METHODS as METHODS
+    from polymode.networks.compaction import Compacted as Compacted
+    from polymode.networks.compaction import compact as compact
+    from polymode.networks.compaction import masks_of as masks_of
     from polymode.networks.members import Members as Members
     from polymode.networks.members import forward_members as forward_members
     from polymode.networks.members import map_members as map_members
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from polymode.posteriors import LateMembers as LateMembers
     from polymode.posteriors import Particles as Particles
     from polymode.posteriors import Posterior as Posterior
+    from polymode.posteriors import Separate as Separate
     from polymode.posteriors import Variational as Variational
     from polymode.posteriors import load_posterior as load_posterior
     from polymode.posteriors import merge as merge
@@ -101,6 +105,11 @@ _HOMES = {
         "member_losses",
     ),
     "polymode.methods": ("METHODS",),
+    "polymode.networks.compaction": (
+        "Compacted",
+        "compact",
+        "masks_of",
+    ),
     "polymode.networks.members": (
         "Members",
         "forward_members",
@@ -120,6 +129,7 @@ _HOMES = {
         "LateMembers",
         "Particles",
         "Posterior",
+        "Separate",
         "Variational",
         "load_posterior",
         "merge",

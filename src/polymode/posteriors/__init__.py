@@ -5,6 +5,7 @@ from polymode.posteriors.component_mixture import ComponentMixture, sample_dropo
 from polymode.posteriors.late_members import LateMembers
 from polymode.posteriors.loading import load_posterior
 from polymode.posteriors.particles import Particles
+from polymode.posteriors.separate import Separate
 from polymode.posteriors.variational import Variational
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "LateMembers",
     "Particles",
     "Posterior",
+    "Separate",
     "Variational",
     "load_posterior",
     "merge",

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from polymode.networks.surgery import match_precision, structure_of
 from polymode.posteriors.network import Network
 from polymode.storage import CheckedFile, write_document, write_tensors
 from polymode.trees import Tree, leaves, length, map_tree
+
+if TYPE_CHECKING:
+    from polymode.posteriors.separate import Separate
 
 # A block of drawn weights, and the member outputs computed at once, stay below this many bytes.
 BLOCK_BYTES = 2**28
@@ -113,6 +116,20 @@ class Posterior(ABC):
         """The same posterior on another device; draws follow its network."""
         module = copy.deepcopy(self.network.module).to(device)
         return replace(self, network=replace(self.network, module=module))
+
+    def one_network(self) -> "Posterior":
+        """The same members over the one network that all of them are, if it is one: they can be stacked."""
+        return self
+
+    def compact(self, num_draws: int | None = 1, seed: int = 0) -> "Separate":
+        """Draw networks and take out of each the units and channels without weights.
+
+        Each becomes as small as it can be; predictions are those of the draws. num_draws: None takes all
+        members of a finite posterior.
+        """
+        from polymode.posteriors.separate import compacted_draws  # it is a posterior itself
+
+        return compacted_draws(self, num_draws, seed)
 
     # --- predicting -------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from polymode.networks.surgery import seed_buffers
 from polymode.posteriors.base import BLOCK_BYTES, DRAWS, Posterior, register_posterior
 from polymode.posteriors.network import Network, check_fingerprint
 from polymode.posteriors.particles import BlockPosterior, Particles, rows_of
+from polymode.posteriors.separate import Separate
 from polymode.seeds import derive_generator, draw_seed
 from polymode.storage import CheckedFile
 from polymode.weights.gaussian import INCLUSION, RHO, GaussianWeights
@@ -131,6 +132,13 @@ class Variational(BlockPosterior):
             made = self._whole_weights(self.weights.means(member.member(0), frozen=self.frozen))
             found.append(replace(member, stacked={n: t[None].clone() for n, t in made.items()}, shared={}))
         return Particles(self.network, blocks=found, record=self.record)
+
+    def compact(self, num_draws: int | None = 1, seed: int = 0, *, mean: bool = False) -> Separate:
+        """Draw networks and take out of each the units and channels without weights.
+
+        mean: take the networks at the means instead, one for each member, with the units of its mask.
+        """
+        return self.means().compact(None) if mean else super().compact(num_draws, seed)
 
     def collapse(self) -> nn.Module:
         raise NotCollapsible(

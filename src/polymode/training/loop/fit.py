@@ -226,7 +226,7 @@ def _initial_list(initial: Any, extend: Posterior | None, count: int) -> list[Po
         require(isinstance(each, Posterior), f"initial must be a posterior, got {each!r}.")
     if len(found) != count:
         raise InputError(f"{len(found)} posteriors in initial for {count} data sets: give one for each.")
-    return found
+    return [each.one_network() for each in found]
 
 
 def _first_chain(extend: Posterior | None, *, many: bool) -> int:

@@ -237,3 +237,56 @@ def test_prior_functions_keep_the_steps_of_each(tmp_path, monkeypatch):
 def test_other_scripts_add_their_results_by_seed(script):
     """Their data are not at hand here: what they call is tested in test_tables."""
     assert re.search(r"add_result\([^)]*, \"seed\", ", (EXPERIMENTS / f"{script}.py").read_text())
+
+
+# --- sequential Bayesian subnetworks (Jantre et al. 2022) ------------------------------------------------
+
+SEBAYS = EXPERIMENTS / "sebays"
+TABLES = {  # epochs of each kind of config
+    **{"single": 250, "sparse": 250, "mimo": 250, "parallel": 250},
+    **{"sequential-dense": 450, "sequential-sparse": 450, "perturbation": 450, "rates": 450},
+    **{"members-5": 650, "members-10": 1150},
+}
+
+
+@pytest.mark.parametrize("path", sorted(SEBAYS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_tables_of_sequential_bayesian_subnetworks(path):
+    options, methods = read(path)
+    assert options.data in DATASETS
+    assert options.model in MODELS
+    assert options.set["data"] == {"batch_size": 128, "augment": True, "num_validation": 5000}
+    expected = [epochs for key, epochs in TABLES.items() if key in path.stem][-1]
+    for method in methods.values():
+        sized, epochs = method.for_budget(options.budget)
+        assert epochs == expected
+        inner = sized.of if hasattr(sized, "of") else sized
+        assert inner.optimizer.lr == 0.1
+        if inner.name in ("mean_field", "spike_slab"):
+            assert (inner.prior_std, inner.rho, inner.optimizer.clip_norm) == (0.2, -6.0, 1.0)
+        if inner.name == "spike_slab":
+            assert (inner.prior_inclusion, inner.inclusion, inner.temperature) == (1e-4, 0.99, 0.5)
+            assert options.set["model"] == {"activation": "silu"}
+        if sized.name in ("sequential_bnn", "sebays"):
+            assert options.num_draws == sized.num_members  # one draw of each
+            assert (sized.phase_epochs, sized.reset_rho, sized.reset_spread) == (100, -6.0, 0.05)
+
+
+def test_ablations_of_sequential_bayesian_subnetworks():
+    for kind in ("dense", "sparse"):
+        _, by_perturbation = read(SEBAYS / f"perturbation-{kind}.yaml")
+        assert {method.perturbation for method in by_perturbation.values()} == {2.0, 3.0, 5.0}
+        _, by_rates = read(SEBAYS / f"rates-{kind}.yaml")
+        assert {method.rates for method in by_rates.values()} == {
+            "stepwise",
+            "cosine",
+            "linear-fge",
+            "linear-1",
+        }
+    _, both = read(SEBAYS / "cifar10-resnet32-sequential-sparse.yaml")
+    assert [method.freeze for method in both.values()] == [True, False]
+
+
+@pytest.mark.parametrize("script", ["images", "sensitivity"])
+def test_scripts_of_sequential_bayesian_subnetworks_say_what_they_do(script, tmp_path):
+    shown = help_of(SEBAYS / f"{script}.py", tmp_path / "help.txt")
+    assert "sequential bayesian" in shown.lower()

@@ -2,11 +2,11 @@
 
     python experiments/sebays/sensitivity.py
 
-A perceptron with 100 hidden units on 300 of scikit-learn's digits in batches of 50; an exploration of 60 epochs
-at 0.1, then phases of 40; inclusion from 0.95 on, prior N(0, 0.5²); five seeds side by side, paired. One of
+A perceptron with 100 hidden units on 300 of scikit-learn's digits in batches of 50; an exploration of 60
+epochs at 0.1, then phases of 40; inclusion from 0.95 on, prior N(0, 0.5²); five seeds side by side. One of
 ρ = 3, M = 3, one draw of each member and stepwise rates is varied at a time. "single" is a network of 150
-epochs, whose rate falls tenfold at 60 and 80 %, "one" the same with a distribution over its weights. Scores of
-the single seeds are in results/sensitivity-replicates.csv.
+epochs, whose rate falls tenfold at 60 and 80 %, "one" the same with a distribution over its weights. Scores
+of the single seeds are in results/sensitivity-replicates.csv.
 """
 
 import argparse

@@ -287,3 +287,5 @@ def test_what_remains_is_counted_after_every_epoch():
         units = round(6 * row["measure_units_remaining"])
         assert row["measure_parameters_remaining"] == pytest.approx((4 * units + 21) / (24 + 21))
         assert row["measure_multiplications_remaining"] == pytest.approx((4 * units + 21) / (24 + 21))
+        # Really multiplied: a unit less also saves in the layer that reads it; a layer keeps at least one.
+        assert row["measure_computed_remaining"] == pytest.approx(7 * max(1, units) / (24 + 18))

@@ -14,7 +14,7 @@ from polymode.methods.mean_field import MeanField
 from polymode.networks.members import DRAW, Tensors
 from polymode.networks.selection import Where, check_where
 from polymode.options import option
-from polymode.training.contract import LAYERS, OPTIMIZER, Measure, Optimizer, Problem, State
+from polymode.training.contract import LAYERS, OPTIMIZER, Measure, Optimizer, Problem, Remaining, State
 from polymode.weights.gaussian import RHO, GaussianWeights, gaussian_weights
 
 # Of Jantre et al. (2022), also for the dense networks that they compare with.
@@ -66,21 +66,17 @@ class SpikeSlab(MeanField):
 
     def measure(self, problem: Problem, *, frozen: bool = False) -> Measure:
         """The share of units that the latest draw takes in, and what remains of the network with them."""
-        weights, accounting = (
-            self.weights_over(problem.network.module, problem.trainable),
-            problem.accounting(),
-        )
+        weights = self.weights_over(problem.network.module, problem.trainable)
+        remaining = Remaining(problem)
 
         @torch.no_grad()
-        def remaining(state: State) -> Tensors:
+        def measure(state: State) -> Tensors:
             stacked = state.members.stacked
             included = weights.included(stacked, weights.noise(stacked[DRAW], stacked[RHO]), frozen=frozen)
-            shares = {"units": included.mean(1)}
-            if accounting is not None:
-                shares |= accounting.shares(weights.by_layer(included))
+            shares = {"units": included.mean(1)} | remaining.shares(weights.by_layer(included))
             return {f"{name}_remaining": share for name, share in shares.items()}
 
-        return remaining
+        return measure
 
     def divergence(self, weights: GaussianWeights, tensors: Tensors, stds: dict[str, float]) -> Tensor:
         return weights.kl(tensors, stds, self.prior_inclusion)

@@ -19,6 +19,8 @@ from polymode.networks.compact_layers import (
     pads_zeros,
     widen,
 )
+from polymode.networks.costs import layer_costs, multiplications
+from polymode.trees import Tree
 
 PRUNABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 SIZES = ("in_features", "out_features", "in_channels", "out_channels", "num_features")  # that layers tell
@@ -298,3 +300,34 @@ def _fixed(module: nn.Module, parts: Iterable[_Part]) -> dict[nn.Module, str]:
 def _tensor_at(module: nn.Module, name: str) -> set[int]:
     owner, _, last = name.rpartition(".")
     return {id(getattr(module.get_submodule(owner), last, None))}
+
+
+class Sizes:
+    """How much of each layer a compaction would leave, for any masks; the network is traced once.
+
+    Multiplications of a layer follow from the outputs and inputs that it is left with: those really made.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Tree) -> None:
+        self.module = module
+        self._compaction = _Compaction(module, {}, {}, None)
+        inner = getattr(module, "wraps", "")
+        self._parts = list(self._compaction._parts(inner, module.get_submodule(inner)))
+        self._fixed = _fixed(module, self._parts)
+        self._costs = layer_costs(module, inputs)
+        self._whole = multiplications(module, inputs)
+
+    def share(self, masks: Mapping[str, Tensor]) -> float:
+        """The share of a network's multiplications that remains; masks: by layer, 0 for what is left out."""
+        by_layer = {self.module.get_submodule(name): mask.detach().cpu() != 0 for name, mask in masks.items()}
+        saved = 0
+        for part in self._parts:
+            layers = dict(part.module.named_modules(remove_duplicate=False))
+            for step in Flow(part.graph, part.name, layers, by_layer, self._fixed).steps:
+                if step.name in self._costs:
+                    cost, rows = self._costs[step.name], step.after.varies
+                    kept = int(rows.sum()) / len(rows)
+                    if step.before is not None:
+                        kept *= int(step.before.present.sum()) / len(step.before.present)
+                    saved += cost.multiplications * (1 - kept)
+        return 1 - saved / self._whole

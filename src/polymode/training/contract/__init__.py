@@ -22,6 +22,7 @@ from polymode.training.contract.phase import (
     nothing,
 )
 from polymode.training.contract.problem import Problem
+from polymode.training.contract.remaining import Remaining
 from polymode.training.contract.sequence import (
     HIGH,
     LOW,
@@ -74,6 +75,7 @@ __all__ = [
     "Piece",
     "Problem",
     "Rates",
+    "Remaining",
     "SparseDescent",
     "State",
     "Step",

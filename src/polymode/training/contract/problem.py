@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError
-from polymode.networks.costs import Accounting
 from polymode.networks.members import Members, Tensors
 from polymode.networks.recording import Recording
 from polymode.posteriors.network import Network
@@ -68,15 +67,6 @@ class Problem:
     def prior_stds(self, prior_std: PriorStd) -> dict[str, float]:
         """The width of the prior of each trained weight."""
         return prior_stds(prior_std, self.network.module, self.trainable)
-
-    def accounting(self) -> Accounting | None:
-        """What a network that loses weights is counted by; None where nothing of it can be counted."""
-        if self.example is None:
-            return None
-        try:
-            return Accounting.of(self.network.module, self.example)
-        except InputError:
-            return None
 
     def objective(
         self,

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import InputError, require, require_whole
-from polymode.networks.costs import Accounting
 from polymode.networks.members import Tensors
 from polymode.networks.selection import Where, check_where
 from polymode.networks.surgery import trainable_names
@@ -18,6 +17,7 @@ from polymode.training.contract.objective import Objective
 from polymode.training.contract.optimizers import Optimizer
 from polymode.training.contract.phase import Measure, Over, Phase
 from polymode.training.contract.problem import Problem
+from polymode.training.contract.remaining import Remaining
 from polymode.training.contract.shared_options import LAYERS, OPTIMIZER, check_optimizer
 from polymode.training.contract.state import State
 from polymode.weights.sparse import draw_masks, erk_densities, masked_names, prune_and_grow, share_active
@@ -78,7 +78,7 @@ class SparseDescent(Method):
             problem.objective(),
             self._step,
             {"all": Over(self.optimizer)},
-            measure=_remaining(problem.accounting()),
+            measure=_measure(Remaining(problem)),
         )
 
     def _step(self, state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
@@ -108,15 +108,14 @@ class SparseDescent(Method):
         return rates
 
 
-def _remaining(accounting: Accounting | None) -> Measure:
+def _measure(remaining: Remaining) -> Measure:
     """The share of masked weights that are active, and what remains of the network with them."""
 
-    def remaining(state: State) -> Tensors:
+    def measure(state: State) -> Tensors:
         masks = state.own["mask"]
-        shares = {"weights": share_active(masks)}
-        if accounting is not None:
-            active = {name: mask.flatten(1).sum(1) for name, mask in masks.items()}
-            shares |= accounting.shares({}, active)
+        active = {name: mask.flatten(1).sum(1) for name, mask in masks.items()}
+        units = {name.rpartition(".")[0]: mask.flatten(2).any(2) for name, mask in masks.items()}
+        shares = {"weights": share_active(masks)} | remaining.shares(units, active)
         return {f"{name}_remaining": share for name, share in shares.items()}
 
-    return remaining
+    return measure

@@ -119,6 +119,27 @@ def mlp_case(num_members: int, epochs: int, *, with_loader: bool) -> Callable[[]
     return build
 
 
+def drawn_mlps_case(of: pm.Method) -> Callable[[], Contenders]:
+    """K=10 MLPs of a method that draws their weights, beside the same networks without."""
+
+    def build() -> Contenders:
+        torch.manual_seed(0)
+        data = pm.ArrayData(torch.randn(10_000, 20), torch.randn(10_000, 1), batch_size=100)
+
+        def ours(method: pm.Method):
+            return Fit(
+                pm.methods.DeepEnsemble(10, of=method),
+                lambda: pm.models.MLP(20, 1, (50,)),
+                data,
+                pm.likelihoods.FixedGaussian(std=1.0),
+                2,
+            )
+
+        return {"polymode": ours(of), "Single in fit": ours(pm.methods.Single())}
+
+    return build
+
+
 def splits_case() -> Contenders:
     """20 splits × 10 members of a UCI-size MLP (455 rows, 13 features, 50 units)."""
     torch.manual_seed(0)
@@ -526,6 +547,28 @@ CASES |= {
         flops=convolution_flops(pm.models.resnet20, 2048),
     )
     for name, method in (("emp", pm.methods.EMP()), ("ecmp", pm.methods.ECMP()))
+}
+CASES |= {
+    name: Case(
+        f"ResNet-20 with {name}, 2,048 images, batch 128",
+        extended_case(method),
+        {"Single in fit": 0.833},  # at most 1.2 times its seconds
+        repeats=5,
+        flops=convolution_flops(pm.models.resnet20, 2048),
+    )
+    for name, method in (
+        ("mean_field", pm.methods.MeanField(optimizer=ADAM)),
+        ("spike_slab", pm.methods.SpikeSlab(optimizer=ADAM)),
+    )
+}
+CASES |= {
+    f"{method.name}10": Case(
+        f"K=10 MLPs with {method.name}, 2 epochs, vmap",
+        drawn_mlps_case(method),
+        {"Single in fit": 0.5},  # at most twice its seconds
+        repeats=5,
+    )
+    for method in (pm.methods.MeanField(optimizer=ADAM), pm.methods.SpikeSlab(optimizer=ADAM))
 }
 CASES["late_phase"] = Case(
     "ResNet-20 in its late phase (K=8, BatchNorm and head), 2,048 images, batch 128",

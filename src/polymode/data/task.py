@@ -152,7 +152,8 @@ class Task:
 
     likelihood: a name or an object of ``polymode.likelihoods``. num_outputs: outputs the network needs.
     ood: examples outside the distribution (targets are ignored). model, model_options: the network that suits
-    the data. training: options of methods that suit it, such as {"optimizer": {"lr": 0.003}}.
+    the data. training: options of methods that suit it, such as {"optimizer": {"lr": 0.003}}; a rate alone is
+    for methods that are trained with Adam.
     budget: member-epochs for a first comparison (default: enough for about 10,000 steps).
     """
 

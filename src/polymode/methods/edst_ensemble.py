@@ -18,7 +18,6 @@ from polymode.training.contract import (
     PHASE_EPOCHS,
     RATES,
     Keep,
-    KeepBest,
     Phase,
     Problem,
     Rates,
@@ -27,6 +26,7 @@ from polymode.training.contract import (
     check_rates,
     divide_epochs,
     keep_rule,
+    phase_keep,
     phase_schedule,
 )
 
@@ -82,7 +82,7 @@ class EDSTEnsemble(SparseDescent):
             self.phase("refine", each, problem),
             carry=frozenset({"all"}),
             schedule=phase_schedule(self.rates, self.high, self.low, first=True),
-            keep=KeepBest("error", each // 2 + 1) if self.keep == "best" else keep_rule(self.keep),
+            keep=phase_keep(self.keep, each),
             leave=finish,
         )
         schedule = phase_schedule(self.rates, self.high, self.low, first=False)

@@ -328,11 +328,10 @@ class LatePhase(Method):
         )
 
     def _optimizers(self, problem: Problem, late: LateWeights, of_late: Optimizer) -> dict[str, Over]:
-        undecayed = of_late.with_options(weight_decay=0.0) if of_late.options.get("weight_decay") else of_late
         every = {
             "base": Over(self.optimizer, late.base(problem.trainable)),
             "late": Over(of_late, late.names - late.multipliers, separate_members=True),
-            "multipliers": Over(undecayed, late.multipliers, separate_members=True),
+            "multipliers": Over(of_late.undecayed, late.multipliers, separate_members=True),
         }
         return {name: over for name, over in every.items() if over.names}
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from polymode.errors import InputError, unknown_name
+from polymode.errors import unknown_name
 from polymode.networks.members import DRAW, Members, Tensors
 from polymode.networks.selection import Where, check_where
 from polymode.options import option
@@ -37,10 +37,14 @@ from polymode.training.contract import (
     check_schedule,
     clip_each,
     keep_rule,
+    refuse_line_search,
 )
 from polymode.trees import Tree
 from polymode.weights.gaussian import INCLUSION, RHO, GaussianWeights, gaussian_weights, kaiming_uniform
 from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
+
+# Of Jantre et al. (2022).
+PUBLISHED = Optimizer("SGD", lr=0.1, momentum=0.9, clip_norm=1.0)
 
 
 @dataclass(frozen=True)
@@ -89,11 +93,7 @@ class MeanField(Method):
             object.__setattr__(self, "where", check_where(self.where))  # one way to say one thing
         if self.means_from not in ("network", "kaiming"):
             raise unknown_name("means_from", self.means_from, ("network", "kaiming"))
-        if self.optimizer.needs_closure:
-            raise InputError(
-                f"{self.optimizer.kind} looks for the best step along a line, and the loss of {self.name} is "
-                "another one at every look, that of another draw. Use Adam or SGD."
-            )
+        refuse_line_search(self.optimizer, self.name)
 
     @property
     def chain_members(self) -> None:
@@ -179,7 +179,7 @@ class MeanField(Method):
     def optimizers(self, problem: Problem, *, frozen: bool = False) -> dict[str, Over]:
         """One for each kind of number: only weights decay, and inclusion variables may be left alone."""
         means = self.optimizer.with_clipping(None)  # of all together, in the step
-        others = means.with_options(weight_decay=0.0) if means.options.get("weight_decay") else means
+        others = means.undecayed
         found = {"means": Over(means, problem.trainable), "spreads": Over(others, frozenset({RHO}))}
         if not frozen and self.weights_over(problem.network.module, problem.trainable).units:
             found["inclusions"] = Over(others, frozenset({INCLUSION}))

@@ -11,7 +11,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from polymode.errors import InputError, require, require_positive, require_whole
+from polymode.errors import InputError, require_positive, require_whole
 from polymode.networks.members import DRAW, Members, Tensors
 from polymode.networks.selection import Where, check_where
 from polymode.options import option
@@ -33,6 +33,7 @@ from polymode.training.contract import (
     check_optimizer,
     check_schedule,
     keep_rule,
+    refuse_line_search,
 )
 from polymode.trees import Tree
 from polymode.weights.gaussian import RHO, GaussianWeights
@@ -63,7 +64,8 @@ class RankOneBNN(Method):
         "factor on the KL term over the course of training; None means 1",
     )
     optimizer: Optimizer = option(
-        Optimizer("Adam", lr=1e-3), f"{OPTIMIZER}. Only the shared weights carry weight decay"
+        Optimizer("Adam", lr=1e-3),
+        f"{OPTIMIZER}. Only the shared weights carry weight decay, and their gradient is bounded by itself",
     )
     schedule: Schedule = option(Constant(), SCHEDULE)
     keep: Keep = option("last", f"{KEEP}. Validation sees one draw of each member")
@@ -75,11 +77,7 @@ class RankOneBNN(Method):
         check_optimizer(self.optimizer)
         check_schedule(self.schedule)
         keep_rule(self.keep)
-        require(
-            not self.optimizer.needs_closure,
-            f"{self.optimizer.kind} looks for the best step along a line, and the loss of {self.name} is "
-            "another one at every look, that of another draw. Use Adam or SGD.",
-        )
+        refuse_line_search(self.optimizer, self.name)
         if self.annealing is not None:
             check_schedule(self.annealing, "annealing")
         if self.matrices is not None:
@@ -118,16 +116,16 @@ class RankOneBNN(Method):
             return factors.kl(weights, stds, centre=1.0)
 
         learned = late.names | {RHO}
-        undecayed = self.optimizer
-        if self.optimizer.options.get("weight_decay"):
-            undecayed = self.optimizer.with_options(weight_decay=0.0)
         return [
             Phase(
                 "train",
                 epochs,
                 problem.objective(kl, realise, problem.trainable | learned, (DRAW,), drawn),
                 self._step,
-                {"base": Over(self.optimizer, problem.trainable), "factors": Over(undecayed, learned)},
+                {
+                    "base": Over(self.optimizer, problem.trainable),
+                    "factors": Over(self.optimizer.undecayed, learned),
+                },
                 schedule=self.schedule,
                 penalty_schedule=self.annealing,
                 cost=self.num_members,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError
-from polymode.methods.sequential_bnn import SequentialBNN
+from polymode.methods.sequential_bnn import OF, SequentialBNN
 from polymode.methods.spike_slab import SpikeSlab
 from polymode.networks.members import DRAW
 from polymode.options import option
@@ -29,7 +29,7 @@ class SeBayS(SequentialBNN):
     summary: ClassVar[str] = "sequential Bayesian subnetworks: sparse members of one training"
     kept: ClassVar[str] = "a mean and a spread of every weight and a number for each unit, for each member"
 
-    of: SpikeSlab = option(SpikeSlab(), SequentialBNN.__dataclass_fields__["of"].metadata["meaning"])
+    of: SpikeSlab = option(SpikeSlab(), OF)
     freeze: bool = option(
         True, "units that the exploration has left out stay so; False lets every member find its own"
     )
@@ -44,7 +44,7 @@ class SeBayS(SequentialBNN):
     def is_frozen(self) -> bool:
         return self.freeze
 
-    def further(self, problem: Problem) -> dict[str, Tensor]:
+    def extra_tensors(self, problem: Problem) -> dict[str, Tensor]:
         if not self.freeze:
             return {}
         units = sum(self.weights_over(problem).counts)

@@ -5,17 +5,18 @@ Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polymode.errors import InputError, require, require_whole
-from polymode.methods.mean_field import MeanField
+from polymode.methods.mean_field import PUBLISHED, MeanField
 from polymode.networks.members import Members
 from polymode.options import option
 from polymode.posteriors import Posterior, Variational
+from polymode.schedules import Constant, Progress, Schedule
 from polymode.training.contract import (
     HIGH,
     LOW,
@@ -23,10 +24,8 @@ from polymode.training.contract import (
     RATES,
     Batch,
     Hook,
-    KeepBest,
     Method,
     Objective,
-    Optimizer,
     Over,
     Phase,
     Problem,
@@ -34,13 +33,16 @@ from polymode.training.contract import (
     State,
     check_rates,
     divide_epochs,
-    keep_rule,
+    phase_keep,
     phase_schedule,
 )
 from polymode.weights.gaussian import RHO, GaussianWeights
 
-# Of Jantre et al. (2022).
-PUBLISHED = Optimizer("SGD", lr=0.1, momentum=0.9, clip_norm=1.0)
+OF = (
+    "how each network is trained. Its schedule is that of the exploration, and so is its annealing, whose "
+    "last factor holds in the phases; its keep rule is that of the phases, where "
+    '`keep="best"` takes the epoch of the lowest validation error in the second half'
+)
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,13 @@ class SequentialBNN(Method):
 
     of: MeanField = option(
         MeanField(optimizer=PUBLISHED),
-        "how each network is trained. Its schedule is that of the exploration, its rule of keeping that of "
-        'the phases; `keep="best"` takes the epoch of the lowest validation error in the second half of each',
+        OF,
     )
     num_members: int = option(3, "M, phases that end in a member")
     at_once: int = option(
         1,
-        "members that are trained side by side, in phases of as many: each begins at its own perturbation of "
-        "the exploration",
+        "members that are trained side by side: the first phase begins at the exploration and at "
+        "perturbations of it, every later one at perturbations of the members before",
     )
     phase_epochs: int | None = option(None, PHASE_EPOCHS)
     perturbation: float = option(
@@ -107,7 +108,7 @@ class SequentialBNN(Method):
     # --- the algorithm ------------------------------------------------------------------------
 
     def init(self, problem: Problem, generator: torch.Generator) -> State:
-        one = self.of.init(problem, generator).members.stacked | self.further(problem)
+        one = self.of.init(problem, generator).members.stacked | self.extra_tensors(problem)
         return State(Members({name: t.repeat(self.at_once, *[1] * (t.ndim - 1)) for name, t in one.items()}))
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
@@ -139,15 +140,16 @@ class SequentialBNN(Method):
             optimizers,
             carry=frozenset(optimizers),
             schedule=phase_schedule(self.rates, self.high, self.low, first=number == 0),
+            penalty_schedule=self._last_annealing,
             cost=self.at_once,
-            keep=self._keep(epochs),
+            keep=phase_keep(self.of.keep, epochs),
             measure=self.of.measure(problem, frozen=self.is_frozen),
             restarts=True,
-            enter=self._begin(problem) if number == 0 else self._perturb_all(problem),
+            enter=self._enter_first(problem) if number == 0 else self._perturb_all(problem),
             leave=lambda state: state.finished.append(state.members),
         )
 
-    def _begin(self, problem: Problem) -> Hook:
+    def _enter_first(self, problem: Problem) -> Hook:
         """The exploration is over: its first member goes on as it is, others from perturbations of it."""
 
         def enter(state: State) -> None:
@@ -164,7 +166,7 @@ class SequentialBNN(Method):
 
     @torch.no_grad()
     def _perturb(self, problem: Problem, state: State, first: int) -> None:
-        """μ ← μ ± ρ σ and ρ_σ ~ N(−6, 0.05²), of all members of a chain but those before ``first``."""
+        """μ ← μ ± ρ σ, and σ is drawn anew, of all members of a chain but those before ``first``."""
         weights = self.weights_over(problem)
         for group, generator in enumerate(state.generators):
             rows = state.members.rows(slice(group, group + 1))
@@ -206,9 +208,11 @@ class SequentialBNN(Method):
         return self.num_members * self.of.num_parameters(module)
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
-        each = self.phase_epochs or max(1, int(member_epochs / (self.num_members + 1.5)))
-        first = max(1, round(member_epochs - self.num_members * each))
+        first, each = divide_epochs(max(1, round(member_epochs)), self.num_members, self.phase_epochs)
         return replace(self, phase_epochs=each), first + self._num_rounds * each
+
+    def findings(self, problem: Problem, state: State) -> dict[str, Any]:
+        return self.of.findings(problem, state)
 
     # --- parts --------------------------------------------------------------------------------
 
@@ -217,7 +221,7 @@ class SequentialBNN(Method):
         """Whether units that were left out in the exploration stay so."""
         return False
 
-    def further(self, problem: Problem) -> dict[str, Tensor]:
+    def extra_tensors(self, problem: Problem) -> dict[str, Tensor]:
         """What a member has beside what it is trained with, [1, ...]."""
         return {}
 
@@ -235,7 +239,9 @@ class SequentialBNN(Method):
         found = self.of.optimizers(problem, frozen=frozen)
         return {name: replace(over, separate_members=True) for name, over in found.items()}
 
-    def _keep(self, epochs: int) -> KeepBest | None:
-        if self.of.keep == "best":
-            return KeepBest("error", from_epoch=epochs // 2 + 1)
-        return keep_rule(self.of.keep)
+    @property
+    def _last_annealing(self) -> Schedule | None:
+        """The factor of the KL term that the exploration has ended with."""
+        if self.of.annealing is None:
+            return None
+        return Constant(self.of.annealing(Progress(10**9 - 1, 10**9, 1)))

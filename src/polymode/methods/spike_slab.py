@@ -3,22 +3,21 @@
 The spike-and-slab networks of Jantre et al., "Sequential Bayesian Neural Subnetwork Ensembles", 2022.
 """
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from polymode.errors import require
-from polymode.methods.mean_field import MeanField
+from polymode.methods.mean_field import PUBLISHED, MeanField
 from polymode.networks.members import DRAW, Tensors
 from polymode.networks.selection import Where, check_where
 from polymode.options import option
 from polymode.training.contract import LAYERS, OPTIMIZER, Measure, Optimizer, Problem, Remaining, State
-from polymode.weights.gaussian import RHO, GaussianWeights, gaussian_weights
-
-# Of Jantre et al. (2022), also for the dense networks that they compare with.
-PUBLISHED = Optimizer("SGD", lr=0.1, momentum=0.9, clip_norm=1.0)
+from polymode.weights.gaussian import INCLUSION, RHO, GaussianWeights, gaussian_weights
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ class SpikeSlab(MeanField):
     prior_inclusion: float = option(1e-4, "λ, probability of the prior that a unit is there")
     inclusion: float = option(
         0.99,
-        "γ that all units begin with. From 0.99 it takes tens of epochs until the first units are left out, "
-        "whatever λ is; from 0.9 about an eighth of that",
+        "γ that all units begin with. From 0.99 it takes many epochs until units are left out, whatever λ "
+        "is; from 0.9 about an eighth of that",
     )
     temperature: float = option(0.5, "τ of the relaxed inclusion variables")
     optimizer: Optimizer = option(PUBLISHED, OPTIMIZER)
@@ -78,5 +77,24 @@ class SpikeSlab(MeanField):
 
         return measure
 
+    def findings(self, problem: Problem, state: State) -> dict[str, Any]:
+        """The units of each layer that are more probable than not; a layer without any is worth a warning."""
+        weights = self.weights_over(problem.network.module, problem.trainable)
+        logits = weights.by_layer(state.members.stacked[INCLUSION][0])
+        kept = {layer: [int((each > 0).sum()), len(each)] for layer, each in logits.items()}
+        warn_of_empty_layers([layer for layer, (number, _) in kept.items() if not number])
+        return {"units": kept}
+
     def divergence(self, weights: GaussianWeights, tensors: Tensors, stds: dict[str, float]) -> Tensor:
         return weights.kl(tensors, stds, self.prior_inclusion)
+
+
+def warn_of_empty_layers(layers: Sequence[str]) -> None:
+    """Warn of layers that have lost all their units: what comes after them does not see the inputs."""
+    if layers:
+        warnings.warn(
+            f"Training has left out all units of {', '.join(map(repr, layers))}: the KL term outweighs the "
+            "data. Begin nearer to 1 (inclusion), train at a smaller rate or for fewer epochs, weigh the KL "
+            "term less (annealing), or name other layers in where.",
+            stacklevel=2,
+        )

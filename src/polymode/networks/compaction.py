@@ -42,6 +42,8 @@ class Compacted:
 
     def __str__(self) -> str:
         names = list(dict.fromkeys([*self.removed, *self.inputs]))
+        if not names and not self.left:
+            return "nothing to take out: every output has weights"
         rows: list[tuple[str, ...]] = [("weight", "outputs", "inputs")]
         for name in names:
             rows.append((name, *(_counted(each.get(name)) for each in (self.removed, self.inputs))))
@@ -82,6 +84,8 @@ def compact(module: nn.Module, masks: Mapping[str, Tensor]) -> Compacted:
     evaluation mode. masks: booleans [outputs] by the names of weights of linear layers and convolutions. The
     module itself is not touched.
     """
+    if not isinstance(module, nn.Module):
+        raise InputError(f"compact takes a module, got {module!r}: build the network first.")
     return compact_with(module, masks, None)
 
 

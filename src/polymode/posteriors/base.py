@@ -124,8 +124,9 @@ class Posterior(ABC):
     def compact(self, num_draws: int | None = 1, seed: int = 0) -> "Separate":
         """Draw networks and take out of each the units and channels without weights.
 
-        Each becomes as small as it can be; predictions are those of the draws. num_draws: None takes all
-        members of a finite posterior.
+        Each becomes as small as it can be; predictions are those of the draws, the same as those of
+        ``predict(..., generator=torch.Generator().manual_seed(seed))``. num_draws: None takes all members of
+        a finite posterior.
         """
         from polymode.posteriors.separate import compacted_draws  # it is a posterior itself
 

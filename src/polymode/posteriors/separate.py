@@ -17,7 +17,6 @@ from polymode.networks.surgery import set_tensors, tensors_of, trainable_names
 from polymode.posteriors.base import Posterior, names_in, register_posterior
 from polymode.posteriors.network import Network, check_fingerprint, check_tensors
 from polymode.posteriors.particles import Particles
-from polymode.seeds import derive_generator
 from polymode.storage import CheckedFile, fingerprint_of, names_of, read_tensors
 from polymode.trees import Tree
 
@@ -51,7 +50,8 @@ class Separate(Posterior):
 
     def __repr__(self) -> str:
         module, likelihood = type(self.network.module).__name__, self.network.likelihood.kind
-        return f"Separate({self.num_members} × {module} in {len(self.parts)} shapes, {likelihood})"
+        shapes = len({str(part.network.fingerprint) for part in self.parts})
+        return f"Separate({self.num_members} × {module} in {shapes} shape{'s'[: shapes > 1]}, {likelihood})"
 
     @property
     def num_members(self) -> int:
@@ -229,7 +229,7 @@ def compacted_draws(posterior: Posterior, num_draws: int | None, seed: int) -> S
     if num_draws is None and posterior.num_members is None:
         raise InputError("This posterior draws networks without end: say how many, compact(num_draws=10).")
     parts, compactions, log_weights = [], [], []
-    for block in posterior.draw(num_draws, derive_generator(seed, "compact")):
+    for block in posterior.draw(num_draws, torch.Generator().manual_seed(seed)):
         for index in range(block.num_members):
             part, compaction = _compacted(posterior.network, block, index)
             parts.append(part)

@@ -128,17 +128,23 @@ class Variational(BlockPosterior):
         """
         require(self.num_components > 0, "There is no member yet.")
         found = []
-        for member in self._components():
+        for place, member in enumerate(self._components()):
             made = self._whole_weights(self.weights.means(member.member(0), frozen=self.frozen))
-            found.append(replace(member, stacked={n: t[None].clone() for n, t in made.items()}, shared={}))
+            labels = member.labels.clone()
+            labels[:, 2] = place
+            stacked = {name: tensor[None].clone() for name, tensor in made.items()}
+            found.append(replace(member, stacked=stacked, shared={}, labels=labels))
         return Particles(self.network, blocks=found, record=self.record)
 
     def compact(self, num_draws: int | None = 1, seed: int = 0, *, mean: bool = False) -> Separate:
         """Draw networks and take out of each the units and channels without weights.
 
-        mean: take the networks at the means instead, one for each member, with the units of its mask.
+        num_draws: None draws one network of each member. mean: take the networks at the means instead, one
+        for each member, with the units of its mask, or those that are more probable than not.
         """
-        return self.means().compact(None) if mean else super().compact(num_draws, seed)
+        if mean:
+            return self.means().compact(None)
+        return super().compact(self.num_components if num_draws is None else num_draws, seed)
 
     def collapse(self) -> nn.Module:
         raise NotCollapsible(

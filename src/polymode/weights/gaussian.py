@@ -27,9 +27,10 @@ _SMALLEST = 1e-10  # keeps the logarithms of uniform numbers finite
 class GaussianWeights:
     """Which weights of a network have a Gaussian, and which units may be left out.
 
-    shapes: of every weight with a Gaussian, in the order of ρ [D]; kernels of two dimensions stand in it as
-    [outputs, height, width, inputs], as they lie in memory. units: layers with inclusion variables, in the
-    order of ϑ [U], and the names of the tensors whose rows they switch. temperature: τ of their relaxation.
+    shapes: of every weight with a Gaussian, in the order in which their ρ follow each other, [D]; those of a
+    kernel over two axes follow each other as the kernel lies in memory, ``channels_last``. units: layers with
+    inclusion variables, in the order of ϑ [U], and the names of the tensors whose rows they switch.
+    temperature: τ of their relaxation.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -68,8 +69,8 @@ class GaussianWeights:
     def noise(self, seeds: Tensor, like: Tensor) -> dict[str, Tensor]:
         """Random numbers of draws with seeds [n]: "normal" [n, D], and "uniform" [n, U] for the units.
 
-        They depend on the seed (and the kind of device) alone. A generator of PyTorch's is an order of
-        magnitude faster than a hash of each number.
+        They depend on the seed (on CPU its lower 32 bits) and the kind of device alone. A generator of
+        PyTorch's is an order of magnitude faster than a hash of each number.
         """
         options: Any = {"device": like.device, "dtype": like.dtype}
         found = {"normal": torch.empty(len(seeds), sum(self.sizes), **options)}

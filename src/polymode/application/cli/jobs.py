@@ -191,13 +191,23 @@ def make_methods(
     for label, method in wanted.items():
         made = make_method(method)
         if isinstance(method, str):
-            made = _with_common(made, suggested)
+            made = _with_common(made, {k: v for k, v in suggested.items() if _suits(made, k, v)})
         methods[label] = _with_common(made, settings.get("all", {}))
     for key in settings.get("all", {}):
         if all(_path_of(method, key) is None for method in methods.values()):
             known = {f.name for method in methods.values() for f in fields(method)}
             raise unknown_name("option of all methods", key, known)
     return {label: make_method(method, settings.get(label)) for label, method in methods.items()}
+
+
+def _suits(method: Method, key: str, value: Any) -> bool:
+    """Whether a suggestion is meant for a method: a rate is for Adam, unless it names another optimiser."""
+    path = _path_of(method, key)
+    if path is None or key != "optimizer" or "kind" in value:
+        return True
+    for step in path:
+        method = getattr(method, step)
+    return getattr(method, "kind", None) == "Adam"
 
 
 def _with_common(method: Method, options: Mapping[str, Any]) -> Method:

@@ -287,6 +287,12 @@ def _claim(folder: Path, options: Mapping[str, Any]) -> None:
     write_document(folder / COMPARISON_FILE, "comparison", content)
 
 
+def _passes(method: Method, num_members: int) -> int:
+    """Forward passes of a prediction: one for each member, unless members share them."""
+    members, passes = method.chain_members, method.chain_passes
+    return num_members if not members or not passes else num_members * passes // members
+
+
 def _result(
     label: str,
     method: Method,
@@ -302,7 +308,7 @@ def _result(
         "member_epochs": sum(p.record["member_epochs"] for p in posteriors) / len(posteriors),
         "seconds": record["training_seconds"] / len(posteriors),
         "parameters": first.num_parameters,
-        "passes": num_draws if first.num_members is None else first.num_members,
+        "passes": num_draws if first.num_members is None else _passes(method, first.num_members),
     }
     learning = _learning(folder)
     return Result(label, describe(method), epochs, judged, price, first.num_members, record, learning)

@@ -31,6 +31,7 @@ from polymode.training.contract.sequence import (
     Rates,
     check_rates,
     divide_epochs,
+    phase_keep,
     phase_schedule,
 )
 from polymode.training.contract.shared_options import (
@@ -42,6 +43,7 @@ from polymode.training.contract.shared_options import (
     SCHEDULE,
     check_optimizer,
     check_schedule,
+    refuse_line_search,
 )
 from polymode.training.contract.sparse_descent import SparseDescent
 from polymode.training.contract.state import State
@@ -92,5 +94,7 @@ __all__ = [
     "next_noise",
     "nothing",
     "perturbed",
+    "phase_keep",
     "phase_schedule",
+    "refuse_line_search",
 ]

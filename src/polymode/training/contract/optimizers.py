@@ -80,6 +80,16 @@ class Optimizer:
         changed = dict(self.options) | options
         return Optimizer(self.kind, self.lr, decay_all=self.decay_all, clip_norm=self.clip_norm, **changed)
 
+    @property
+    def undecayed(self) -> "Optimizer":
+        """The same without weight decay, also where torch's optimiser would have some by itself."""
+        return self.with_options(weight_decay=0.0) if self._decay else self
+
+    @property
+    def _decay(self) -> float:
+        parameter = inspect.signature(self.factory).parameters.get("weight_decay")
+        return self.options.get("weight_decay", 0.0 if parameter is None else parameter.default)
+
     def with_clipping(self, clip_norm: float | None) -> "Optimizer":
         """The same with another bound of each member's gradient, or none."""
         return Optimizer(self.kind, self.lr, decay_all=self.decay_all, clip_norm=clip_norm, **self.options)
@@ -108,7 +118,7 @@ class Optimizer:
         chosen = {"fused", "foreach", "differentiable"} & options.keys()
         if self.kind in FUSED and not chosen and all(map(_is_dense, parameters.values())):
             options["fused"] = True
-        if self.decay_all or not options.get("weight_decay"):
+        if self.decay_all or not self._decay:
             return self.factory(list(parameters.values()), lr=self.lr, **options)
         free = [t for name, t in parameters.items() if name in exempt]
         decayed = [t for name, t in parameters.items() if name not in exempt]

@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 from polymode.errors import InputError, unknown_name
 from polymode.schedules import Cosine, Pieces, Scaled, Schedule
+from polymode.training.contract.phase import Keep, KeepBest, keep_rule
 
 Rates = Literal["stepwise", "cosine", "linear-fge", "linear-1"]
 
@@ -40,6 +41,11 @@ def phase_schedule(rates: Rates, high: float, low: float, *, first: bool) -> Sch
     return Pieces(((0, 1.0 if first else low), (0.5, high), (1, low)))
 
 
+def phase_keep(keep: Keep, epochs: int) -> KeepBest | None:
+    """Which epoch of a phase is kept; "best" is that of the lowest error in its second half."""
+    return KeepBest("error", from_epoch=epochs // 2 + 1) if keep == "best" else keep_rule(keep)
+
+
 def divide_epochs(epochs: int, num_phases: int, phase_epochs: int | None) -> tuple[int, int]:
     """Epochs of the exploration, and of each of the phases after it.
 
@@ -49,7 +55,8 @@ def divide_epochs(epochs: int, num_phases: int, phase_epochs: int | None) -> tup
     each = phase_epochs or max(1, int(epochs / (num_phases + 1.5)))
     first = epochs - num_phases * each
     if first < 1:
-        given = f"{num_phases} phases of {each} epochs" if num_phases > 1 else f"a phase of {each} epochs"
+        length = f"{each} epoch{'s'[: each > 1]}"
+        given = f"{num_phases} phases of {length}" if num_phases > 1 else f"a phase of {length}"
         raise InputError(
             f"{epochs} epochs are too few for an exploration of at least one epoch and {given}: raise epochs "
             "(or the budget), or ask for fewer members or shorter phases."

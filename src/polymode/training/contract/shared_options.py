@@ -43,3 +43,12 @@ def check_schedule(value: Any, name: str = "schedule") -> None:
             f"{name} must be an instance such as schedules.Cosine(), or a function of Progress that gives "
             f"a factor, got {value!r}."
         )
+
+
+def refuse_line_search(optimizer: Optimizer, method: str) -> None:
+    """Refuse optimisers that compare losses along a line, for a method whose losses are of random draws."""
+    if optimizer.needs_closure:
+        raise InputError(
+            f"{optimizer.kind} looks for the best step along a line, and the loss of {method} is another one "
+            "at every look, that of another draw. Use Adam or SGD."
+        )

@@ -244,7 +244,7 @@ def test_other_scripts_add_their_results_by_seed(script):
 SEBAYS = EXPERIMENTS / "sebays"
 TABLES = {  # epochs of each kind of config
     **{"single": 250, "sparse": 250, "mimo": 250, "parallel": 250},
-    **{"sequential-dense": 450, "sequential-sparse": 450, "perturbation": 450, "rates": 450},
+    **{"sequential": 450, "sequential-sparse": 450, "perturbation": 450, "rates": 450},
     **{"members-5": 650, "members-10": 1150},
 }
 

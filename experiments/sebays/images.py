@@ -1,18 +1,19 @@
-"""Sequential Bayesian subnetworks and their baselines on CIFAR-10 in small: Tables 1, 3, 4 and 6, Figure 2.
+"""Sequential Bayesian subnetworks and their baselines on CIFAR-10 at small scale: Tables 1, 3, 4, 6.
 
     python experiments/sebays/images.py --data FOLDER --runs FOLDER --methods single,sebays-freeze
 
 As in Jantre et al. (2022): SGD with momentum 0.9 at 0.1, batches of 128, crops and flips; the rate of single
-networks falls tenfold at 60 and at 80 % of the training, sequences explore at 0.1 and then have phases at 0.01
-and 0.001; prior N(0, 0.2²), λ = 1e-4, gradients clipped at 1 (mean_field and what is made of it); weight decay
-0.0005 (the others; 0.0002 of the shared weights of rank_one_bnn); the best epoch by validation error is kept;
-one draw of each member. Budgets have the paper's ratios: single networks train for 25 epochs, sequences of
-three members for 21 + 3 · 8 (1.8 times as long, as 450 is of 250; 15 + 3 · 10 would be a tenth of the paper's),
-ensembles for 3 · 25. The first chain of the ensemble is the single network. mimo repeats no examples; dst and
-edst exchange weights every 70 steps, three epochs, as 1,000 steps are with 45,000 images.
-Unlike it: ResNet-8 with ReLU everywhere and PyTorch's initial weights, 3,000 training and 500 validation images
-(not augmented), inclusion from 0.95 on (about four times as fast as 0.99), 200 test images for corruptions,
-Fashion-MNIST as foreign images. Runs that were cut go on where they stopped; finished ones are read back.
+networks falls tenfold at 60 and at 80 % of the training, sequences explore at 0.1 and then have phases at
+0.01 and 0.001; prior N(0, 0.2²), λ = 1e-4, gradients clipped at 1 (mean_field and what is made of it); weight
+decay 0.0005 (the others; 0.0002 of the shared weights of rank_one_bnn); the best epoch by validation error is
+kept; one draw of each member. Budgets have the paper's ratios: single networks train for 25 epochs, sequences
+of three members for 21 + 3 · 8 (1.8 times as long, as 450 is of 250), ensembles for 3 · 25. The first chain
+of the ensemble is the single network. mimo repeats no examples; dst and edst exchange weights every 70 steps,
+three epochs, as 1,000 steps are with 45,000 images.
+Unlike it: ResNet-8 with ReLU everywhere and PyTorch's initial weights, 3,000 training and 500 validation
+images (not augmented), an exploration of 21 epochs with inclusion from 0.95 on (about four times as fast as
+0.99), 200 test images for corruptions, Fashion-MNIST as foreign images.
+Runs that were cut go on where they stopped; finished ones are read back.
 """
 
 import argparse

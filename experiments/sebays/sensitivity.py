@@ -1,4 +1,4 @@
-"""Sensitivity of sequential Bayesian networks on a small problem: Tables 5–10 and Figure 3 in small.
+"""Sensitivity of sequential Bayesian networks on a small problem: Tables 5–10, Figure 3.
 
     python experiments/sebays/sensitivity.py
 

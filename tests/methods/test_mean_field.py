@@ -1,5 +1,6 @@
 """Gaussians over weights: the law they reach, sparsity that was planted, and what is particular to them."""
 
+import json
 from dataclasses import fields
 
 import pytest
@@ -282,10 +283,75 @@ def test_a_network_without_hidden_layers_is_refused_before_training():
 
 def test_what_remains_is_counted_after_every_epoch():
     """Of a network of 4 × 6 and 6 × 3 weights: the classifier (21 with its biases) always counts whole."""
-    posterior, _ = small(pm.methods.SpikeSlab(inclusion=0.5, optimizer=SGD), epochs=2)
+    posterior, _ = small(
+        pm.methods.SpikeSlab(inclusion=0.7, prior_inclusion=0.5, prior_std=1.0, rho=-2.0, optimizer=SGD),
+        epochs=2,
+    )
     for row in posterior.record["history"]:
         units = round(6 * row["measure_units_remaining"])
         assert row["measure_parameters_remaining"] == pytest.approx((4 * units + 21) / (24 + 21))
         assert row["measure_multiplications_remaining"] == pytest.approx((4 * units + 21) / (24 + 21))
         # Really multiplied: a unit less also saves in the layer that reads it; a layer keeps at least one.
         assert row["measure_computed_remaining"] == pytest.approx(7 * max(1, units) / (24 + 18))
+
+
+def test_weight_decay_acts_on_means_only():
+    """Also where torch's optimiser has some by default, as AdamW has."""
+    for optimizer in (pm.Optimizer("AdamW", lr=1e-3), pm.Optimizer("SGD", lr=1e-3, weight_decay=0.1)):
+        method = pm.methods.SpikeSlab(rho=-60.0, annealing=pm.schedules.Constant(0.0), optimizer=optimizer)
+        posterior, _ = small(method)
+        assert (posterior.blocks[0].stacked[RHO] == -60.0).all()
+    heavy = pm.methods.MeanField(rho=-60.0, optimizer=pm.Optimizer("SGD", lr=0.01, weight_decay=10.0))
+    light = pm.methods.MeanField(rho=-60.0, optimizer=pm.Optimizer("SGD", lr=0.01))
+    sizes = [small(m)[0].blocks[0].stacked["1.weight"].norm() for m in (heavy, light)]
+    assert sizes[0] < 0.6 * sizes[1]
+
+
+def test_weights_without_a_gaussian_have_the_prior():
+    """Weights that are not drawn are pulled towards 0 by Σ θ²/(2 s²)/N all the same."""
+    flat, tight = (
+        small(pm.methods.MeanField(prior_std=s, where="output", rho=-60.0, optimizer=SGD), epochs=60)[0]
+        for s in (100.0, 0.05)
+    )
+    assert tight.blocks[0].stacked["1.weight"].norm() < 0.2 * flat.blocks[0].stacked["1.weight"].norm()
+
+
+def test_means_can_begin_as_he_et_al_draw_them():
+    still = pm.Optimizer("SGD", lr=1e-12)
+    posterior, _ = small(pm.methods.MeanField(means_from="kaiming", optimizer=still))
+    weight = posterior.blocks[0].stacked["1.weight"]
+    assert 0.5 * (6 / 4) ** 0.5 < weight.abs().max() <= (6 / 4) ** 0.5  # beyond 1/√4, where PyTorch stops
+    again, _ = small(pm.methods.MeanField(means_from="kaiming", optimizer=still), initial=posterior.means())
+    torch.testing.assert_close(again.blocks[0].stacked["1.weight"], weight, atol=1e-9, rtol=0)
+
+
+def test_a_layer_that_loses_all_units_is_told():
+    method = pm.methods.SpikeSlab(inclusion=0.51, prior_inclusion=1e-9, optimizer=pm.Optimizer("SGD", lr=1.0))
+    with pytest.warns(UserWarning, match="left out all units of '1'"):
+        posterior, _ = small(method, epochs=30)
+    assert posterior.record["findings"][0]["units"] == {"1": [0, 6]}
+
+
+def test_compact_networks_are_the_draws_of_the_same_seed():
+    posterior, (x, _) = small(
+        pm.methods.SpikeSlab(inclusion=0.7, prior_inclusion=0.5, prior_std=1.0, rho=-2.0, optimizer=SGD)
+    )
+    separate = posterior.compact(num_draws=3, seed=4)
+    torch.testing.assert_close(
+        separate.predict(x).mean, posterior.predict(x, 3, torch.Generator().manual_seed(4)).mean
+    )
+    assert posterior.compact(num_draws=None).num_members == 1
+    means = posterior.compact(mean=True)
+    torch.testing.assert_close(means.predict(x).mean, posterior.means().predict(x).mean)
+
+
+def test_the_order_of_weights_is_stored_as_such(tmp_path):
+    """A tool that sorts the keys of a document changes nothing: vectors are divided by lists."""
+    posterior, (x, _) = small(
+        pm.methods.SpikeSlab(inclusion=0.7, prior_inclusion=0.5, prior_std=1.0, rho=-2.0, optimizer=SGD)
+    )
+    posterior.save(tmp_path / "saved")
+    path = tmp_path / "saved" / "posterior.json"
+    path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True))
+    again = pm.load_posterior(tmp_path / "saved", lambda: pm.models.MLP(4, 3, (6,), activation=nn.Tanh))
+    assert torch.equal(again.predict(x, 5).mean, posterior.predict(x, 5).mean)

@@ -1,6 +1,7 @@
 """Algorithm 1 of Jantre et al. (2022) against itself written by hand; phases, perturbations, budgets."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -233,13 +234,46 @@ def test_the_best_epoch_lies_in_the_second_half_of_a_phase():
     method = SeBayS(sparse(keep="best"), 2, phase_epochs=4)
     with pytest.raises(InputError, match="validation"):
         fitted(method, 10)
-    kept = method._keep(4)
-    assert (kept.criterion, kept.from_epoch) == ("error", 3)
-    errors = []
-    fitted(
-        method, 10, validation=data(seed=2), observer=lambda epoch: errors.append(epoch.validation["error"])
-    )
-    assert len(errors) == 10
+    seen, errors = [], []
+
+    class Spy(SeBayS):
+        name = "spy"
+
+        def phases(self, problem, epochs):
+            def look(state):
+                seen.append({k: t.clone() for k, t in state.members.stacked.items()})
+
+            return [replace(phase, end_epoch=look) for phase in super().phases(problem, epochs)]
+
+    spy = Spy(sparse(keep="best"), 2, phase_epochs=4, at_once=1)
+    observer = lambda epoch: errors.append(epoch.validation["error"].item())  # noqa: E731
+    posterior = fitted(spy, 10, validation=data(seed=2), observer=observer)
+    for member, first in ((0, 2), (1, 6)):  # two epochs of exploration, then phases of four
+        window = errors[first + 2 : first + 4]
+        best = first + 2 + window.index(min(window))
+        for key, tensor in posterior.blocks[member].stacked.items():
+            assert torch.equal(tensor, seen[best][key]), key
+
+
+def test_annealing_of_the_exploration_ends_in_a_factor_that_holds():
+    method = SequentialBNN(dense(annealing=pm.schedules.Pieces(((0, 0.0), (1, 0.25)))), 2, phase_epochs=1)
+    factors = []
+
+    class Spy(SequentialBNN):
+        name = "spy"
+
+        def _exploit(self, state, batches, objective):
+            factors.append(state.penalty_factors.item())
+            return super()._exploit(state, batches, objective)
+
+    fitted(Spy(method.of, 2, phase_epochs=1), 3)
+    assert factors == pytest.approx([0.25] * 8)
+
+
+def test_fewer_draws_than_members_are_of_different_ones():
+    posterior = fitted(METHODS["no freeze"], 10)
+    assert [b.num_members for b in posterior.draw(2)] == [1, 1]
+    assert posterior.predict(data().inputs, 2).num_members == 2
 
 
 @pytest.mark.parametrize("freeze", [True, False])

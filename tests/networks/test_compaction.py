@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 import polymode as pm
 from polymode import models
@@ -180,7 +181,7 @@ def test_layers_with_nothing_left(name):
     module = unusual(factory().double())
     everything = {key: torch.zeros_like(mask) for key, mask in random_masks(module, 0.5).items()}
     compacted = check(module, everything, inputs)
-    assert size(compacted.module) < 0.06 * size(module)
+    assert size(compacted.module) < 0.08 * size(module)
     assert all(parameter.numel() for parameter in compacted.module.parameters())
     for key in everything:  # one at a time
         check(module, {key: everything[key]}, inputs)
@@ -550,3 +551,116 @@ def test_others_may_predict_meanwhile():
     done.set()
     thread.join()
     assert not wrong
+
+
+# --- code that a graph does not show ------------------------------------------------------------------
+
+
+class Augmented(nn.Module):
+    """``y += 1`` writes over what ``skip`` is, too; a graph of torch.fx does not show it."""
+
+    def __init__(self):
+        super().__init__()
+        self.c, self.d, self.e = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        y = self.c(x)
+        skip = y
+        y += 1.0
+        return self.d(y) + self.e(skip)
+
+
+class AddsInPlace(nn.Module):
+    """The usual residual block: nobody else reads what is written over."""
+
+    def __init__(self):
+        super().__init__()
+        self.c, self.d, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        first = torch.relu(self.c(x))
+        out = self.d(first)
+        out += first
+        return self.head(out)
+
+
+class ReadsItself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c, self.d = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.d(torch.relu(self.c(x))) + sum(p.square().sum() for p in self.parameters())
+
+
+class ReachesIn(nn.Module):
+    """Cannot be traced, and takes what its child computes on the way."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x):
+        if x.sum() > 1e9:
+            return x
+        return self.body(x) + self.body[0](x).mean(1, keepdim=True)
+
+
+class OtherSpellings(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.d = nn.Conv2d(2, 4, 3), nn.Conv2d(2, 4, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        both = torch.cat([self.a(x), self.b(x)], axis=1)
+        return self.d(both.mean(axis=(2, 3)))
+
+
+def hooked():
+    module = nn.Sequential(nn.Linear(4, 8), nn.Identity(), nn.Linear(8, 3))
+    module[1].register_forward_hook(lambda m, i, o: o + 1)
+    return module
+
+
+def overridden():
+    module = nn.Sequential(nn.Linear(4, 8), nn.Identity(), nn.Linear(8, 3))
+    module[1].forward = lambda x: x + 2
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "shape"),
+    [
+        (Augmented, "c.weight", (4,)),
+        (AddsInPlace, "c.weight", (4,)),
+        (ReadsItself, "c.weight", (4,)),
+        (ReachesIn, "body.0.weight", (4,)),
+        (OtherSpellings, "a.weight", (2, 6, 6)),
+        (hooked, "0.weight", (4,)),
+        (overridden, "0.weight", (4,)),
+    ],
+)
+def test_code_that_a_graph_does_not_show(make, name, shape):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = make().double().eval()
+        x = torch.randn(5, *shape, dtype=torch.float64)
+    rows = module.get_parameter(name).shape[0]
+    mask = torch.arange(rows) % 2 == 0
+    expected = copy.deepcopy(module)
+    with torch.no_grad():
+        expected.get_parameter(name)[~mask] = 0
+        torch.testing.assert_close(
+            pm.compact(module, {name: mask}).module(x), expected(x), rtol=0, atol=1e-12
+        )
+
+
+def test_what_is_no_module_or_cannot_be_copied_is_refused():
+    with pytest.raises(InputError, match="build the network"):
+        pm.compact(Augmented, {})
+    module = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    prune.random_unstructured(module[0], "weight", 0.5)
+    module(torch.ones(1, 4))
+    with pytest.raises(InputError, match=r"prune\.remove"):
+        pm.compact(module, {})
+    assert "nothing to take out" in str(pm.compact(nn.Linear(3, 2), {}))

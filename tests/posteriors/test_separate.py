@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 import polymode as pm
+from cases import BY_NAME
 from documents import edit, edit_tensors
 from polymode.errors import CheckpointError, InputError, NotCollapsible
 from polymode.methods import DeepEnsemble, MCDropout, Single
 from polymode.models import MLP, resnet8
 from polymode.networks.surgery import tensors_of
-from polymode.seeds import derive_generator
 from tolerances import PASS, assert_equal_up_to_rounding
 
 X = torch.randn(24, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -134,7 +134,7 @@ def test_dropout_that_acts_draws_the_masks_that_it_drew():
     sampled = pm.sample_dropout(ENSEMBLE)
     separate = sampled.compact(4, seed=2)
     assert separate.num_parameters < 0.8 * 4 * fitted(Single()).num_parameters
-    expected = sampled.predict(X, 4, derive_generator(2, "compact"))
+    expected = sampled.predict(X, 4, torch.Generator().manual_seed(2))
     assert_equal_up_to_rounding(separate.predict(X, batch_size=7).mean, expected.mean, PASS)
 
 
@@ -300,3 +300,43 @@ def test_the_posterior_is_not_touched():
     ENSEMBLE.compact(None)
     for name, tensor in tensors_of(ENSEMBLE.network.module).items():
         assert torch.equal(tensor, before[name])
+
+
+def test_weights_of_members_are_kept_when_compact_posteriors_are_merged():
+    case = BY_NAME["mlp"]
+    first, second = (
+        pm.fit(
+            pm.methods.DeepEnsemble(2),
+            case.double_factory,
+            case.data(),
+            likelihood="categorical",
+            epochs=1,
+            seed=seed,
+            progress=False,
+        )
+        for seed in (0, 1)
+    )
+    first = replace(first, blocks=[replace(b, log_weights=b.log_weights + 7) for b in first.draw()])
+    x = case.data(seed=5).inputs
+    merged = first.compact(None).merged([second.compact(None)])
+    torch.testing.assert_close(merged.predict(x).mean, first.merged([second]).predict(x).mean)
+
+
+def test_draws_without_weight_are_refused_and_gradients_stay_on():
+    case = BY_NAME["mlp"]
+    posterior = pm.fit(
+        pm.methods.DeepEnsemble(3),
+        case.double_factory,
+        case.data(),
+        likelihood="categorical",
+        epochs=1,
+        progress=False,
+    )
+    light = torch.tensor([-2000.0, 0.0, 0.0], dtype=torch.float64)
+    posterior = replace(posterior, blocks=[replace(b, log_weights=light) for b in posterior.draw()])
+    x = case.data().inputs
+    with pytest.raises(InputError, match="draw more"):
+        posterior.predict(x, 1)
+    for _ in zip(posterior.outputs(x), posterior.outputs(x), strict=True):
+        pass
+    assert torch.is_grad_enabled()

@@ -5,6 +5,7 @@ What a channel of zero weights emits is a constant, and constants are followed t
 channels to constant channels. What is not known here needs all channels.
 """
 
+import dis
 import inspect
 import operator
 import threading
@@ -51,6 +52,7 @@ class _Tracer(fx.Tracer):
         name = self.path_of_module(m)
         if self.is_leaf_module(m, name):
             return super().call_module(m, forward, args, kwargs)
+        refuse_reading(m, name)
         try:
             return super().call_module(m, forward, args, kwargs)
         except CannotTrace:
@@ -72,6 +74,7 @@ def trace(module: nn.Module) -> tuple[fx.Graph, dict[str, str]]:
     """
     if is_layer(module):
         return _graph_of_layer(), {}
+    refuse_reading(module, "")
     opaque: dict[str, str] = {}
     while True:
         try:
@@ -80,6 +83,40 @@ def trace(module: nn.Module) -> tuple[fx.Graph, dict[str, str]]:
             if not error.name:
                 raise
             opaque[error.name] = error.reason
+
+
+# By which the code of a module goes through what is in it.
+_READERS = frozenset(
+    [
+        *("parameters", "buffers", "modules", "children", "state_dict", "get_parameter", "get_buffer"),
+        *("named_parameters", "named_buffers", "named_modules", "named_children", "get_submodule"),
+        *("_parameters", "_buffers", "_modules"),
+    ]
+)
+
+
+def refuse_reading(module: nn.Module, name: str) -> None:
+    """Raise where the code of a module goes through its tensors or modules, which a graph does not show."""
+    if _READERS & set(names_in(type(module).forward)):
+        raise CannotTrace(name, "its code goes through its own tensors or modules")
+
+
+def names_in(function: Callable) -> tuple[str, ...]:
+    """The names that the code of a function mentions."""
+    return function.__code__.co_names if hasattr(function, "__code__") else ()
+
+
+def _augments(function: Callable) -> bool:
+    """Whether the code of a function has assignments such as ``y += x``, which write over y.
+
+    A graph has ``y + x`` in their place.
+    """
+    if not hasattr(function, "__code__"):
+        return False
+    return any(
+        step.opname.startswith("INPLACE_") or (step.opname == "BINARY_OP" and "=" in step.argrepr)
+        for step in dis.get_instructions(function)
+    )
 
 
 def _traced(module: nn.Module, opaque: frozenset[str]) -> fx.Graph:
@@ -219,7 +256,7 @@ _NAMES = (
     *("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_", "pow", "maximum", "minimum"),
     *("clamp", "clamp_", "clamp_min", "clamp_max"),
 )
-_OPERATORS = ("add", "sub", "mul", "truediv", "neg", "pos", "pow", "iadd", "isub", "imul", "itruediv")
+_OPERATORS = ("add", "sub", "mul", "truediv", "neg", "pow", "iadd", "isub", "imul", "itruediv")
 _FUNCTIONS: frozenset[Any] = frozenset(
     getattr(home, name)
     for home, names in ((F, _NAMES), (torch, _NAMES), (operator, _OPERATORS))
@@ -229,6 +266,7 @@ _FUNCTIONS: frozenset[Any] = frozenset(
 _METHODS = frozenset(name for name in _NAMES if hasattr(Tensor, name))
 _SAME = ("contiguous", "detach", "clone")  # methods that change nothing
 _IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
+_AUGMENTED = (operator.add, operator.sub, operator.mul, operator.truediv, operator.pow)
 _DROPOUT_FUNCTIONS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout)
 _POOLS = (
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
@@ -275,6 +313,7 @@ class Flow:
         self.aliases: set[fx.Node] = set()  # nodes that may be the memory of their first input
         self.links: list[Link] = []
         self.steps: list[Step] = []
+        self.augments = any(_augments(type(m).forward) for m in layers.values() if not is_layer(m))
         for node in graph.nodes:
             self._follow(node)
         unsettled = 1
@@ -312,6 +351,12 @@ class Flow:
 
     def _handled(self, node: fx.Node) -> Value | None:
         """What a node gives, or None where all channels are needed."""
+        try:
+            return self._understood(node)
+        except TypeError:  # arguments that are not known here
+            return None
+
+    def _understood(self, node: fx.Node) -> Value | None:
         if node.op == "call_module":
             return self._of_layer(node, self.layers[str(node.target)])
         if node.op == "call_function":
@@ -398,9 +443,10 @@ class Flow:
 
     def _of_function(self, node: fx.Node, function: Any) -> Value | None:
         if function in (torch.cat, torch.concat):
-            return self._joined(node, *node.args, **node.kwargs)
+            return self._joined(node, *node.args, **_with_dim(node.kwargs))
         if function in _FUNCTIONS:
-            return self._pointwise(node, function, in_place=_may_be_in_place(node, function))
+            in_place = _may_be_in_place(node, function) or (self.augments and function in _AUGMENTED)
+            return self._pointwise(node, function, in_place=in_place)
         if self._input(node) is None:
             return None
         if function in _DROPOUT_FUNCTIONS:
@@ -433,7 +479,7 @@ class Flow:
         if method in ("view", "reshape") and not node.kwargs:
             return self._reshaped(node, node.args[1:])
         if method == "mean":
-            return self._averaged(node, *node.args[1:], **node.kwargs)
+            return self._averaged(node, *node.args[1:], **_with_dim(node.kwargs))
         return None
 
     def _pointwise(self, node: fx.Node, function: Callable, *, in_place: bool = False) -> Value | None:
@@ -444,7 +490,7 @@ class Flow:
         alike = {(each.num_channels, each.behind, each.flat) for each in values}
         if len(alike) != 1 or not all(isinstance(each, bool | int | float | str) for each in settings):
             return None
-        if in_place and not self._is_alone(node.args[0]):
+        if in_place and isinstance(node.args[0], fx.Node) and not self._is_alone(node.args[0]):
             return None
         arguments = [each.constants.clone() if isinstance(each, Value) else each for each in found]
         result = self._linked(values, function(*arguments, **node.kwargs))
@@ -594,6 +640,11 @@ class Flow:
         if isinstance(index, slice):
             return index.stop is None and index.step is None and _is_space(value, index.start)
         return _is_space(value, index)
+
+
+def _with_dim(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords in which an axis goes by its first name."""
+    return {"dim" if name == "axis" else name: value for name, value in keywords.items()}
 
 
 def _is_space(value: Value, axis: Any) -> bool:

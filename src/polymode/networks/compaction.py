@@ -1,8 +1,9 @@
 """Networks that really get smaller: outputs whose weights are zero are taken out; nothing else changes."""
 
 import copy
+import dis
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -96,7 +97,13 @@ def compact_with(module: nn.Module, masks: Mapping[str, Tensor], names: Iterable
     of the module at hand.
     """
     masks = {name: _checked(module, name, mask) for name, mask in masks.items()}
-    small = copy.deepcopy(module)
+    try:
+        small = copy.deepcopy(module)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"This {type(module).__name__} cannot be copied ({error}). What torch.nn.utils.prune has changed "
+            "is made permanent with prune.remove."
+        ) from error
     by_layer: dict[nn.Module, Tensor] = {}
     with torch.no_grad():
         for name, mask in masks.items():
@@ -107,7 +114,7 @@ def compact_with(module: nn.Module, masks: Mapping[str, Tensor], names: Iterable
 
 
 def _checked(module: nn.Module, name: str, mask: Tensor) -> Tensor:
-    owner, _, last = name.rpartition(".")
+    owner, _, last = str(name).rpartition(".")
     layer = dict(module.named_modules()).get(owner)
     if last != "weight" or not isinstance(layer, PRUNABLE) or layer._parameters.get("weight") is None:
         known = [
@@ -184,10 +191,8 @@ class _Compaction:
         """What stands in a module whose own code cannot be followed."""
         if reason and any(mask.startswith(f"{name}.".lstrip(".")) for mask in self.masks):
             self.left[name] = f"{type(module).__name__} cannot be traced: {reason}"
-        if not {"weight", "bias", *SIZES} & set(
-            _names_in(type(module).forward)
-        ):  # its own code would see them
-            for child_name, child in module.named_children():
+        for child_name, child in module.named_children():
+            if _calls_whole(module, child_name):  # whatever else its code does might see what is inside
                 yield from self._parts(f"{name}.{child_name}".lstrip("."), child)
 
     def _shrink(self, step: Step) -> None:
@@ -267,9 +272,22 @@ def _computes_the_same(part: _Part) -> bool:
     return str(graph) == str(part.graph)
 
 
-def _names_in(function: Callable) -> tuple[str, ...]:
-    """The names that the code of a function mentions."""
-    return function.__code__.co_names if hasattr(function, "__code__") else ()
+def _calls_whole(module: nn.Module, child: str) -> bool:
+    """Whether the code of a module does nothing with one of its children but call it, as far as can be seen.
+
+    Methods of its own, functions inside it and sizes of layers could look into a child.
+    """
+    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return False
+    code = getattr(type(module).forward, "__code__", None)
+    if code is None or any(hasattr(each, "co_code") for each in code.co_consts):
+        return False
+    children, names = {name for name, _ in module.named_children()}, set(code.co_names)
+    if names & {"weight", "bias", *SIZES} or any(hasattr(type(module), name) for name in names - children):
+        return False
+    uses = [step for step in dis.get_instructions(code) if step.argval == child]
+    called = [step.opname == "LOAD_METHOD" or "NULL" in step.argrepr for step in uses]
+    return bool(called) and all(called)
 
 
 def _fixed(module: nn.Module, parts: Iterable[_Part]) -> dict[nn.Module, str]:
@@ -288,16 +306,18 @@ def _fixed(module: nn.Module, parts: Iterable[_Part]) -> dict[nn.Module, str]:
     for layer in module.modules():
         tensors = (*layer._parameters.values(), *layer._buffers.values())
         own = {id(tensor) for tensor in tensors if tensor is not None}
-        if not own:
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            fixed[layer] = f"this {type(layer).__name__} has hooks"
+        elif "forward" in vars(layer):
+            fixed[layer] = f"this {type(layer).__name__} has a forward of its own"
+        elif not own:
             continue
-        if calls[layer] > 1:
+        elif calls[layer] > 1:
             fixed[layer] = f"this {type(layer).__name__} is used {calls[layer]} times"
         elif any(owners[each] > 1 for each in own):
             fixed[layer] = f"this {type(layer).__name__} shares a tensor with another layer"
         elif own & read:
             fixed[layer] = f"the network reads the tensors of this {type(layer).__name__} itself"
-        elif layer._forward_hooks or layer._forward_pre_hooks:
-            fixed[layer] = f"this {type(layer).__name__} has hooks"
     return fixed
 
 

@@ -99,7 +99,8 @@ def _watched(module: nn.Module, example: Tree) -> dict[str, LayerCost]:
     found: dict[tuple[int, ...], tuple[str, LayerCost]] = {}  # by the weight: a tied one counts once
     for name, layer in layers:
         outputs = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
-        uses = products.sizes.get(_place(layer.weight), 0) // layer.weight.numel()
+        own = "weight" in layer._parameters  # of one that is computed nobody can tell where it was
+        uses = products.sizes.get(_place(layer.weight), 0) // max(1, layer.weight.numel()) if own else 0
         found.setdefault(_place(layer.weight), (name, LayerCost(layer.weight.numel(), outputs, uses)))
     return dict(found.values())
 

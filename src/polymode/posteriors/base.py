@@ -166,14 +166,20 @@ class Posterior(ABC):
         inputs = as_tree(inputs)
         num_points = length(inputs)
         require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
-        with torch.no_grad():
-            for block in self.draw(num_draws, generator):
-                for part in self._at_once(block.to(self.network.device), inputs, batch_size):
-                    for start in range(0, num_points, batch_size):
-                        rows = slice(start, min(start + batch_size, num_points))
-                        batch = map_tree(lambda x, rows=rows: x[rows].to(self.network.device), inputs)
+        mass = 0.0
+        for block in self.draw(num_draws, generator):
+            for part in self._at_once(block.to(self.network.device), inputs, batch_size):
+                mass += float(part.log_weights.exp().sum())
+                for start in range(0, num_points, batch_size):
+                    rows = slice(start, min(start + batch_size, num_points))
+                    batch = map_tree(lambda x, rows=rows: x[rows].to(self.network.device), inputs)
+                    with torch.no_grad():  # never across a yield: it would hold for the caller, too
                         outputs = self._forward(part, batch, first_example + start)
-                        yield rows, outputs, part.log_weights.exp()
+                    yield rows, outputs, part.log_weights.exp()
+        if mass == 0:
+            raise InputError(
+                "The networks that were drawn have no weight beside the heaviest member: draw more of them."
+            )
 
     def _at_once(self, block: Members, inputs: Tree, batch_size: int) -> Iterator[Members]:
         """Cut a block so that the activations of members that run side by side stay bounded."""
@@ -348,6 +354,11 @@ class Posterior(ABC):
         }
         write_document(folder / "posterior.json", "posterior", manifest)
         return folder
+
+    @property
+    def weight_offset(self) -> float:
+        """What the log weights of draws are short of those that members have."""
+        return 0.0
 
     def in_memory(self) -> Self:
         """The same, with everything that is still in files read."""

@@ -163,6 +163,10 @@ class BlockPosterior(Posterior):
         """All members of a block, on the network's device."""
         return rows_of(block, 0, block.num_members).to(self.network.device)
 
+    @property
+    def weight_offset(self) -> float:
+        return max(block.largest_log_weight for block in self.blocks)
+
     def in_memory(self) -> Self:
         return replace(self, blocks=[self.whole(block).clone() for block in self.blocks])
 

@@ -234,7 +234,7 @@ def compacted_draws(posterior: Posterior, num_draws: int | None, seed: int) -> S
             part, compaction = _compacted(posterior.network, block, index)
             parts.append(part)
             compactions.append(compaction)
-        log_weights += block.log_weights.tolist()
+        log_weights += (block.log_weights + posterior.weight_offset).tolist()
     return Separate(
         posterior.network,
         parts=parts,

@@ -176,7 +176,8 @@ class Variational(BlockPosterior):
         if options["late"] is not None:
             own = LateWeights.from_config(options["late"]).trained(own)
         for name, shape in weights.shapes.items():
-            require(own[name][1:] == list(shape), f"{name!r} is {own[name][1:]}, not {list(shape)}")
+            if own[name][1:] != list(shape):
+                raise ValueError(f"{name!r} is {own[name][1:]}, not {list(shape)}")
         return weights.trained(own, frozen=options["frozen"])
 
     @classmethod

@@ -6,7 +6,7 @@ of an output unit or channel. μ stands under the name of the weight; ρ, ϑ and
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -174,16 +174,25 @@ class GaussianWeights:
 
     def config(self) -> dict[str, Any]:
         """JSON values from which ``from_config`` makes the same."""
-        made = asdict(self)
-        return {name: made[name] for name in ("shapes", "units", "temperature")}
+        # Lists, as the order counts, and entries of a JSON object have none.
+        return {
+            "shapes": [[name, list(shape)] for name, shape in self.shapes.items()],
+            "units": [[layer, list(names)] for layer, names in self.units.items()],
+            "temperature": self.temperature,
+        }
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        return cls(
-            {name: tuple(shape) for name, shape in config["shapes"].items()},
-            {layer: tuple(names) for layer, names in config["units"].items()},
-            config["temperature"],
+        made = cls(
+            {name: tuple(map(int, shape)) for name, shape in config["shapes"]},
+            {layer: tuple(names) for layer, names in config["units"]},
+            float(config["temperature"]),
         )
+        rows = {name: shape[:1] for name, shape in made.shapes.items()}
+        alike = all(len({rows[name] for name in names}) == 1 for names in made.units.values())
+        if not made.shapes or not alike or not 0 < made.temperature < math.inf:
+            raise ValueError("weights without shapes, units of different numbers, or no temperature")
+        return made
 
 
 def gaussian_weights(

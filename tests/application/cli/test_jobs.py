@@ -161,3 +161,11 @@ def test_commands_compute_with_the_threads_that_a_run_began_with(tmp_path, monke
     assert "--threads must be between 1 and 1024, got 0" in the_line(
         polymode(*train[:-1], "0", cwd=tmp_path, code=2)
     )
+
+
+def test_a_suggested_rate_is_for_adam():
+    wanted = {"single": "single", "sebays": "sebays", "deep_ensemble": "deep_ensemble"}
+    methods = make_methods(wanted, {}, {"optimizer": {"lr": 0.003}})
+    assert methods["single"].optimizer.lr == 0.003
+    assert methods["deep_ensemble"].of.optimizer.lr == 0.003
+    assert methods["sebays"].of.optimizer.lr == 0.1  # of SGD

@@ -41,7 +41,7 @@ from polymode.weights.priors import PriorStd
 
 @dataclass(frozen=True)
 class MIMO(Method):
-    """−Σ_h log p_h(y_h | x_1, ..., x_H), examples (x_h, y_h) of each head drawn apart (Havasi et al. 2021).
+    """−Σ_h log p_h(y_h | x_1, ..., x_H), examples of each head drawn independently (Havasi et al. 2021).
 
     H inputs are joined along the channels of the first layer, and the last layer has H times the outputs: a
     pass through the body serves all heads. To predict, x stands in all slots: p(y | x) = (1/H) Σ_h p_h(y | x,

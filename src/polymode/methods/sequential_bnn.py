@@ -59,10 +59,7 @@ class SequentialBNN(Method):
     cost: ClassVar[str] = "one member-epoch an epoch; predicts with as many passes as draws"
     kept: ClassVar[str] = "a mean and a spread of every weight, for each member"
 
-    of: MeanField = option(
-        MeanField(optimizer=PUBLISHED),
-        OF,
-    )
+    of: MeanField = option(MeanField(optimizer=PUBLISHED), OF)
     num_members: int = option(3, "M, phases that end in a member")
     at_once: int = option(
         1,
@@ -124,12 +121,13 @@ class SequentialBNN(Method):
             end_epoch=State.copy_first_members,  # for validation, which looks at all of them
             measure=self.of.measure(problem),
         )
+        annealing = self._last_annealing(first_epochs)
         return [
             exploration,
-            *(self._phase(problem, phase_epochs, number) for number in range(self._num_rounds)),
+            *(self._phase(problem, phase_epochs, number, annealing) for number in range(self._num_rounds)),
         ]
 
-    def _phase(self, problem: Problem, epochs: int, number: int) -> Phase:
+    def _phase(self, problem: Problem, epochs: int, number: int, annealing: Schedule | None) -> Phase:
         """Train on from a perturbation, at falling rates; what comes out are ``at_once`` members."""
         optimizers = self._optimizers(problem, frozen=self.is_frozen)
         return Phase(
@@ -140,7 +138,7 @@ class SequentialBNN(Method):
             optimizers,
             carry=frozenset(optimizers),
             schedule=phase_schedule(self.rates, self.high, self.low, first=number == 0),
-            penalty_schedule=self._last_annealing,
+            penalty_schedule=annealing,
             cost=self.at_once,
             keep=phase_keep(self.of.keep, epochs),
             measure=self.of.measure(problem, frozen=self.is_frozen),
@@ -239,9 +237,8 @@ class SequentialBNN(Method):
         found = self.of.optimizers(problem, frozen=frozen)
         return {name: replace(over, separate_members=True) for name, over in found.items()}
 
-    @property
-    def _last_annealing(self) -> Schedule | None:
-        """The factor of the KL term that the exploration has ended with."""
+    def _last_annealing(self, epochs: int) -> Schedule | None:
+        """The factor of the KL term that an exploration of so many epochs ends with."""
         if self.of.annealing is None:
             return None
-        return Constant(self.of.annealing(Progress(10**9 - 1, 10**9, 1)))
+        return Constant(self.of.annealing(Progress(10**9 - 1, 10**9, epochs)))

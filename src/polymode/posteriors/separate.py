@@ -227,7 +227,9 @@ def _read_part(network: Network, files: Sequence[CheckedFile]) -> tuple[Particle
 def compacted_draws(posterior: Posterior, num_draws: int | None, seed: int) -> Separate:
     """Draw networks and make each as small as its rows of zeros allow."""
     if num_draws is None and posterior.num_members is None:
-        raise InputError("This posterior draws networks without end: say how many, compact(num_draws=10).")
+        raise InputError(
+            "This posterior can draw any number of networks: say how many, compact(num_draws=10)."
+        )
     parts, compactions, log_weights = [], [], []
     for block in posterior.draw(num_draws, torch.Generator().manual_seed(seed)):
         for index in range(block.num_members):

@@ -24,7 +24,7 @@ from polymode.weights.late import LateWeights
 @register_posterior
 @dataclass(frozen=True, repr=False)
 class Variational(BlockPosterior):
-    """A mixture of factorised Gaussians, Σ_m w_m q_m(θ), of which networks are drawn without end.
+    """A mixture of factorised Gaussians, Σ_m w_m q_m(θ), of which any number of networks can be drawn.
 
     blocks: the members q_m, each by its means, spreads and inclusion variables. weights: which of the
     network's weights have them. late: what the network's weights are made of, where Gaussians are over

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polymode.errors import require
 from polymode.methods.late_phase import LatePhase
@@ -23,14 +23,13 @@ from polymode.training.contract import (
     OPTIMIZER,
     PRIOR_STD_OR_FLAT,
     SCHEDULE,
-    Batch,
     Keep,
     Method,
-    Objective,
     Optimizer,
     Phase,
     Problem,
     State,
+    descend_together,
 )
 from polymode.weights.priors import PriorStd
 
@@ -92,20 +91,16 @@ class BatchEnsemble(Method):
         return self._late_phase.init(_of_any_length(problem), generator)
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
-        def together(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
-            [batch] = batches
-            losses, gradients = objective.losses_and_gradients(state, batch)
-            share = 1 / self.num_members  # gradients are those of the sum over members, the loss is the mean
-            mean = {name: share * g for name, g in (gradients.shared | gradients.stacked).items()}
-            for optimizer in state.optimizers.values():
-                optimizer.step(mean, batch.cohorts)
-            return losses
-
         [phase] = self._late_phase.phases(_of_any_length(problem), epochs)
         optimizers = {name: replace(over, separate_members=False) for name, over in phase.optimizers.items()}
         return [
             replace(
-                phase, name="train", step=together, optimizers=optimizers, batches=1, cost=self.num_members
+                phase,
+                name="train",
+                step=descend_together,
+                optimizers=optimizers,
+                batches=1,
+                cost=self.num_members,
             )
         ]
 

@@ -21,10 +21,8 @@ from polymode.training.contract import (
     KEEP,
     OPTIMIZER,
     SCHEDULE,
-    Batch,
     Keep,
     Method,
-    Objective,
     Optimizer,
     Over,
     Phase,
@@ -32,6 +30,7 @@ from polymode.training.contract import (
     State,
     check_optimizer,
     check_schedule,
+    descend_together,
     keep_rule,
     refuse_line_search,
 )
@@ -121,7 +120,7 @@ class RankOneBNN(Method):
                 "train",
                 epochs,
                 problem.objective(kl, realise, problem.trainable | learned, (DRAW,), drawn),
-                self._step,
+                descend_together,
                 {
                     "base": Over(self.optimizer, problem.trainable),
                     "factors": Over(self.optimizer.undecayed, learned),
@@ -132,15 +131,6 @@ class RankOneBNN(Method):
                 keep=keep_rule(self.keep),
             )
         ]
-
-    def _step(self, state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
-        [batch] = batches
-        losses, gradients = objective.losses_and_gradients(state, batch)
-        share = 1 / self.num_members  # gradients are those of the sum over members, the loss is the mean
-        mean = {name: share * g for name, g in (gradients.shared | gradients.stacked).items()}
-        for optimizer in state.optimizers.values():
-            optimizer.step(mean, batch.cohorts)
-        return losses
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
         late, factors = self._weights(problem.network.module, problem.trainable)

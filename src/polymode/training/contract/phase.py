@@ -110,6 +110,21 @@ def _descend_by_closure(state: State, batch: Batch, objective: Objective) -> Ten
     return losses
 
 
+def descend_together(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
+    """One step of all optimisers on the mean loss of each chain's members, as if a batch were tiled for them.
+
+    Gradients are those of the sum over members: what they share gets the mean of theirs, what is a member's
+    own the share of its own.
+    """
+    [batch] = batches
+    losses, gradients = objective.losses_and_gradients(state, batch)
+    share = 1 / state.members.group_size
+    mean = {name: share * gradient for name, gradient in (gradients.shared | gradients.stacked).items()}
+    for optimizer in state.optimizers.values():
+        optimizer.step(mean, batch.cohorts)
+    return losses
+
+
 def nothing(state: State) -> None:
     """The hook that does nothing."""
 

@@ -86,8 +86,13 @@ REASONS: dict[str, str] = {
     "sebays": "left out",
 }
 
-# Methods of one file differ in settings only: one of them runs on every network, the others on some.
+# Of methods that are made of one another, or share a file, one runs on every network, the others on some.
+SOME = frozenset({"mlp", "batch_norm_and_dropout", "convolution", "tied_tokens", "learned_noise"})
 FEWER: dict[str, frozenset[str]] = {
+    "sequential_bnn": SOME | {"batch_norm"},
+    "sebays": SOME | {"batch_norm", "transformer"},
+    "rank_one_bnn": SOME | {"batch_norm", "random_features"},
+    "edst_ensemble": SOME | {"batch_norm"},
     "emp": frozenset({"mlp", "batch_norm", "batch_norm_and_dropout", "convolution", "random_features"}),
     "dropconnect": frozenset({"mlp", "batch_norm_and_dropout", "convolution", "learned_noise"}),
     "mc_dropout": frozenset(

@@ -14,6 +14,8 @@ SGD = pm.Optimizer("SGD", lr=0.05, momentum=0.9)
 
 WALK = pm.samplers.GuidedWalk(step=3.0)  # so long that one step spans the prior
 
+LIGHT = pm.schedules.Constant(0.02)  # of the KL term, so that few data keep their units
+
 SMALL: dict[str, Callable[[], Method]] = {
     "single": lambda: pm.methods.Single(prior_std=1.0, optimizer=SGD),
     "deep_ensemble": lambda: pm.methods.DeepEnsemble(3, of=pm.methods.Single(prior_std=1.0, optimizer=SGD)),
@@ -27,13 +29,13 @@ SMALL: dict[str, Callable[[], Method]] = {
     "ecmp": lambda: pm.methods.ECMP(num_components=3, prior_std=1.0, optimizer=SGD),
     "mean_field": lambda: pm.methods.MeanField(prior_std=1.0, rho=-3.0, optimizer=SGD),
     "spike_slab": lambda: pm.methods.SpikeSlab(
-        prior_std=1.0, rho=-3.0, prior_inclusion=0.5, inclusion=0.9, optimizer=SGD
+        prior_std=1.0, rho=-3.0, inclusion=0.9, annealing=LIGHT, optimizer=SGD
     ),
     "sequential_bnn": lambda: pm.methods.SequentialBNN(
         pm.methods.MeanField(prior_std=1.0, rho=-3.0, optimizer=SGD), 2, at_once=2, high=1.0, low=0.5
     ),
     "sebays": lambda: pm.methods.SeBayS(
-        pm.methods.SpikeSlab(prior_std=1.0, rho=-3.0, inclusion=0.9, optimizer=SGD),
+        pm.methods.SpikeSlab(prior_std=1.0, rho=-3.0, inclusion=0.9, annealing=LIGHT, optimizer=SGD),
         *(2, 2),
         high=1.0,
         low=0.5,

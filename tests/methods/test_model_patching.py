@@ -276,7 +276,7 @@ def test_bad_options_are_named_when_the_method_is_made(make, words):
 
 
 def test_layers_that_are_not_there_are_found_before_training():
-    with pytest.raises(InputError, match=r"'head'.*Known: 0, 1, 3, BatchNorm1d, Linear, all, input"):
+    with pytest.raises(InputError, match=r"'head'.*Known: 0, 1, 3, BatchNorm1d, Linear, all, hidden, input"):
         fit(ECMP(where="head"))
     with pytest.raises(InputError, match="'2' is a ReLU and has no weights"):
         fit(ECMP(where="2"))

@@ -121,7 +121,7 @@ def test_draws_of_one_shape_only():
 
 def test_draws_without_end():
     posterior = fitted(MCDropout())
-    with pytest.raises(InputError, match="without end: say how many"):
+    with pytest.raises(InputError, match="any number of networks: say how many"):
         posterior.compact(None)
     separate = posterior.compact(3, seed=1)
     assert separate.num_members == 3

@@ -4,7 +4,7 @@
 
 A perceptron with 100 hidden units on 300 of scikit-learn's digits in batches of 50; an exploration of 60
 epochs at 0.1, then phases of 40; prior N(0, 0.5²); sparse networks begin at an inclusion of 0.95, and their
-KL term weighs a fiftieth (a tempered posterior): at its full weight all units are left out. Five seeds. One of
+KL term weighs a fiftieth (a tempered posterior): at full weight all units are left out. Five seeds. One of
 ρ = 3, M = 3, one draw of each member and stepwise rates is varied at a time. "single" is a network of 150
 epochs, whose rate falls tenfold at 60 and 80 %, "one" the same with a distribution over its weights. Scores
 of the single seeds are in results/sensitivity-replicates.csv.

@@ -56,7 +56,9 @@ def test_an_adaptation_comes_back_from_its_config(sampling):
 
 
 def test_only_registered_kinds_with_their_own_fields_are_made():
-    with pytest.raises(InputError, match=r"'os:system' is not known: import the module .* Known: .*sampling"):
+    with pytest.raises(
+        InputError, match=r"'os:system' is not known: import the module .* Known: joined_heads, sampling"
+    ):
         make_adaptation({"kind": "os:system", "command": "true"})
     with pytest.raises(InputError, match="The adaptation None is not known"):
         make_adaptation({})

@@ -181,7 +181,8 @@ def test_layers_with_nothing_left(name):
     module = unusual(factory().double())
     everything = {key: torch.zeros_like(mask) for key, mask in random_masks(module, 0.5).items()}
     compacted = check(module, everything, inputs)
-    assert size(compacted.module) < 0.08 * size(module)
+    # After ``x += …`` a graph does not show who else sees x, so that stream keeps its width.
+    assert size(compacted.module) < (0.08 if name == "branching" else 0.06) * size(module)
     assert all(parameter.numel() for parameter in compacted.module.parameters())
     for key in everything:  # one at a time
         check(module, {key: everything[key]}, inputs)

@@ -316,7 +316,7 @@ class _Dealing:
     def part(self, layer: nn.Module, arguments: tuple[Tensor], outputs: Tensor) -> Tensor:
         each = outputs.unflatten(-1, (self.heads, -1))  # [N, ..., heads, outputs]
         if not layer.training:
-            return (each * layer.shares[:, None]).sum(-2)  # type: ignore[index]
+            return (each * layer.shares[:, None]).sum(-2)  # type: ignore[index]  # a buffer
         if len(outputs) != self.num_passes:
             raise InputError(
                 f"The last layer of joined heads sees {len(outputs)} rows, not the {self.num_passes} in "

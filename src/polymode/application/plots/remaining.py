@@ -6,7 +6,7 @@ from typing import Any
 from polymode.application.plots.style import colour, figure
 from polymode.application.plots.trace import MOST_POINTS, extremes
 
-_DASHES = ("solid", "dash", "dot", "dashdot")  # of one quantity after another
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")  # of one quantity after another
 
 
 def remaining_figure(methods: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]]) -> Any:

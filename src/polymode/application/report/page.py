@@ -214,7 +214,11 @@ def _figures(comparison: Comparison) -> Iterator[tuple[Any, str]]:
         yield trace_figure(traces), _about_traces(traces) + pooled
     remaining = {label: _remaining(r) for label, r in results.items()}  # all of them keep their colours
     if any(remaining.values()):
-        caption = "What is left, as a share of the dense network; the mean over the members in training."
+        caption = (
+            "What is left, as a share of the dense network; the mean over the members in training. Units or "
+            "weights: of those that may be left out. Parameters and multiplications: as Jantre et al. (2022) "
+            "count them. Computed: what a compact network would multiply."
+        )
         yield remaining_figure(remaining), caption + pooled
     reliability = {label: curve for label, r in results.items() if (curve := _reliability(r))}
     if reliability:

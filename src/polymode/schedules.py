@@ -128,6 +128,29 @@ class Pieces:
 
 
 @dataclass(frozen=True)
+class Triangle:
+    """From ``low`` linearly to ``high`` in the middle of a cycle and back, ``cycles`` times in a phase.
+
+    >>> [Triangle(0.1, 0.5)(Progress(step, 4, 1)) for step in range(4)]
+    [0.1, 0.3, 0.5, 0.3]
+    """
+
+    low: float
+    high: float = 1.0
+    cycles: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high:
+            raise InputError(f"Triangle needs 0 <= low <= high, got low={self.low!r} and high={self.high!r}.")
+        if isinstance(self.cycles, bool) or not isinstance(self.cycles, int) or self.cycles < 1:
+            raise InputError(f"Triangle needs a whole number of cycles, got {self.cycles!r}.")
+
+    def __call__(self, progress: Progress) -> float:
+        at = progress.fraction * self.cycles % 1
+        return self.low + (self.high - self.low) * (1 - abs(2 * at - 1))
+
+
+@dataclass(frozen=True)
 class Scaled:
     """``factor`` times another schedule."""
 
@@ -152,4 +175,4 @@ class Part:
 
 
 # Those that a run is described with; a ``Part`` is made of one by the methods that need it.
-SCHEDULES = (Constant, Cosine, Drops, Linear, Pieces, Scaled, Warmup)
+SCHEDULES = (Constant, Cosine, Drops, Linear, Pieces, Scaled, Triangle, Warmup)

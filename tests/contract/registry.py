@@ -3,9 +3,12 @@
 A new method adds one line here; everything in this folder then runs on it.
 """
 
+import functools
 from collections.abc import Callable
 
 import polymode as pm
+from cases import BY_NAME, NetworkCase
+from polymode.networks.surgery import Model
 from polymode.training.contract import Method
 
 # Not Adam: it turns rounding on gradients that are zero by symmetry (the key bias of attention) into
@@ -56,6 +59,13 @@ SMALL: dict[str, Callable[[], Method]] = {
     ),
     "rank_one_bnn": lambda: pm.methods.RankOneBNN(3, prior_std=1.0, std=0.2, optimizer=SGD),
     "mimo": lambda: pm.methods.MIMO(2, repetitions=2, input_repetition=0.2, prior_std=1.0, optimizer=SGD),
+    "snapshot": lambda: pm.methods.Snapshot(2, prior_std=1.0, optimizer=SGD),
+    "fast_geometric": lambda: pm.methods.FastGeometric(1, high=1.0, low=0.5, prior_std=1.0, optimizer=SGD),
+    "cyclical_sgmcmc": lambda: pm.methods.CyclicalSGMCMC(
+        num_cycles=1, samples_per_cycle=1, lr=0.5, prior_std=1.0, temperature=0.1
+    ),
+    "trajectory": lambda: pm.methods.Trajectory(pm.methods.Single(prior_std=1.0, optimizer=SGD)),
+    "tunnel": lambda: pm.methods.Tunnel(3, prior_std=1.0, optimizer=SGD),
     "hmc": lambda: pm.methods.HMC(2, prior_std=1.0, num_samples=3, burn_in=0.5, optimizer=SGD),
 }
 
@@ -91,6 +101,10 @@ REASONS: dict[str, str] = {
 # Of methods that are made of one another, or share a file, one runs on every network, the others on some.
 SOME = frozenset({"mlp", "batch_norm_and_dropout", "convolution", "tied_tokens", "learned_noise"})
 FEWER: dict[str, frozenset[str]] = {
+    "snapshot": SOME | {"lstm"},
+    "fast_geometric": SOME,
+    "trajectory": SOME | {"random_features"},
+    "cyclical_sgmcmc": SOME | {"batch_norm", "random_features", "functional_dropout", "two_inputs"},
     "sequential_bnn": SOME | {"batch_norm"},
     "sebays": SOME | {"batch_norm", "transformer"},
     "rank_one_bnn": SOME | {"batch_norm", "random_features"},
@@ -105,3 +119,28 @@ FEWER: dict[str, frozenset[str]] = {
 
 def accepts(method: str, network: str) -> bool:
     return network not in REFUSED.get(method, ()) and network in FEWER.get(method, (network,))
+
+
+def beginning(method: Method, case: NetworkCase, model: Model | None = None, num_data_sets: int = 1) -> dict:
+    """What ``fit`` has to be given beside the data: networks to begin at, where a method needs some."""
+    if not method.needs_initial:
+        return {}
+    return {"initial": [_solutions(case.name) if model is None else _trained(case, model)] * num_data_sets}
+
+
+@functools.cache
+def _solutions(network: str) -> pm.Posterior:
+    return _trained(BY_NAME[network], BY_NAME[network].double_factory)
+
+
+def _trained(case: NetworkCase, model: Model) -> pm.Posterior:
+    ensemble = pm.methods.DeepEnsemble(4, of=pm.methods.Single(optimizer=SGD))
+    return pm.fit(
+        ensemble,
+        model,
+        case.data(),
+        likelihood=case.likelihood,
+        epochs=1,
+        backend="loop",
+        progress=False,
+    )

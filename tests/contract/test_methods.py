@@ -10,7 +10,7 @@ import torch
 
 import polymode as pm
 from cases import BY_NAME, NETWORKS, redrawn
-from contract.registry import REASONS, REFUSED, SMALL, accepts
+from contract.registry import REASONS, REFUSED, SMALL, accepts, beginning
 from polymode.errors import CheckpointError, InputError
 from polymode.methods import METHODS
 from polymode.networks.members import Tensors
@@ -29,8 +29,9 @@ def on(cases):
 
 def run(name, case, **options):
     options = {"backend": "loop", "progress": False, "epochs": 2} | options
-    data = options.pop("data", None) or case.data()
-    return pm.fit(SMALL[name](), case.double_factory, data, likelihood=case.likelihood, **options)
+    data, method = options.pop("data", None) or case.data(), SMALL[name]()
+    options = beginning(method, case) | options
+    return pm.fit(method, case.double_factory, data, likelihood=case.likelihood, **options)
 
 
 @functools.cache
@@ -140,7 +141,11 @@ def test_frozen_weights_of_a_module_are_saved_too(name, tmp_path):
     case = replace(BY_NAME["mlp"], factory=lambda: pm.models.MLP(4, 3, (6, 6)))
     module = case.double_factory()
     module[3].requires_grad_(False)  # neither the first layer nor the last one
-    posterior = pm.fit(SMALL[name](), module, case.data(), likelihood="categorical", epochs=2, progress=False)
+    method = SMALL[name]()
+    begun = beginning(method, case, module)
+    posterior = pm.fit(
+        method, module, case.data(), likelihood="categorical", epochs=2, progress=False, **begun
+    )
     posterior.save(tmp_path / "saved")
     fresh = pm.load_posterior(tmp_path / "saved", case.double_factory)
     assert_equal_up_to_rounding(predictions(fresh, case).mean, predictions(posterior, case).mean, PASS)
@@ -151,8 +156,9 @@ def test_frozen_weights_of_a_module_are_saved_too(name, tmp_path):
 def test_measured_budget_equals_declared(name, sizes):
     case, method = BY_NAME["mlp"], SMALL[name]()
     data = [case.data(size) for size in sizes]
+    begun = beginning(method, case, num_data_sets=len(sizes))
     posteriors = pm.fit(
-        method, case.double_factory, data, likelihood=case.likelihood, epochs=3, progress=False
+        method, case.double_factory, data, likelihood=case.likelihood, epochs=3, progress=False, **begun
     )
     problem = _problem(case)
     for posterior in posteriors:
@@ -164,9 +170,8 @@ def test_measured_budget_equals_declared(name, sizes):
 def test_chains_leave_as_many_networks_as_they_declare(name, ensemble):
     case, method = BY_NAME["mlp"], SMALL[name]()
     method = pm.methods.DeepEnsemble(2, of=method) if ensemble else method
-    posterior = pm.fit(
-        method, case.double_factory, case.data(), likelihood=case.likelihood, epochs=12, progress=False
-    )
+    options = {"epochs": 12, "progress": False} | beginning(method, case)
+    posterior = pm.fit(method, case.double_factory, case.data(), likelihood=case.likelihood, **options)
     if method.chain_members is not None:
         assert posterior.num_members == method.chain_members * method.total_chains
 
@@ -197,7 +202,8 @@ def test_the_users_module_is_untouched(name, case):
     data = case.data()
     inputs = [leaf.clone() for leaf in leaves(data.inputs)]
     method = SMALL[name]()
-    pm.fit(method, module, data, likelihood=case.likelihood, epochs=2, progress=False, backend="loop")
+    options = {"epochs": 2, "progress": False, "backend": "loop"} | beginning(method, case)
+    pm.fit(method, module, data, likelihood=case.likelihood, **options)
     assert repr(module) == description
     assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())
     assert all(p.grad is None and p.requires_grad for p in module.parameters())

@@ -7,14 +7,15 @@ import torch
 
 import polymode as pm
 from cases import BY_NAME
-from contract.registry import SMALL
+from contract.registry import SMALL, beginning
 
 
 def main(method: str, network: str, folder: Path) -> None:
     torch.set_num_threads(1)
     case = BY_NAME[network]
+    small = SMALL[method]()
     pm.fit(
-        SMALL[method](),
+        small,
         case.double_factory,
         case.data(40, batch_size=4),
         likelihood=case.likelihood,
@@ -26,4 +27,5 @@ def main(method: str, network: str, folder: Path) -> None:
         progress=False,
         checkpoint_seconds=0.0,  # after every step
         observer=lambda epoch: time.sleep(0.01),
+        **beginning(small, case),
     )

@@ -42,7 +42,7 @@ from polymode.training.contract import (
 )
 from polymode.trees import Tree
 from polymode.weights.late import Average, Bank, LateWeights, late_weights
-from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
+from polymode.weights.priors import PriorStd, check_prior_std
 
 MOST = 10  # members, unless told otherwise
 
@@ -318,9 +318,7 @@ class LatePhase(Method):
             assert prior is not None
             return prior(late.realise(weights), own)
 
-        prior = None
-        if self.prior_std is not None:
-            prior = gaussian_prior(problem.prior_stds(self.prior_std))
+        prior = problem.prior(self.prior_std)
         return problem.objective(
             None if prior is None else penalty,
             None if late.is_plain else realise,

@@ -19,6 +19,11 @@ from polymode.methods.dst_ensemble import DSTEnsemble as DSTEnsemble
 from polymode.methods.edst_ensemble import EDSTEnsemble as EDSTEnsemble
 from polymode.methods.rank_one_bnn import RankOneBNN as RankOneBNN
 from polymode.methods.mimo import MIMO as MIMO
+from polymode.methods.snapshot import Snapshot as Snapshot
+from polymode.methods.fast_geometric import FastGeometric as FastGeometric
+from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC as CyclicalSGMCMC
+from polymode.methods.trajectory import Trajectory as Trajectory
+from polymode.methods.tunnel import Tunnel as Tunnel
 from polymode.methods.hmc import HMC as HMC
 # isort: on
 

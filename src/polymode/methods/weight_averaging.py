@@ -6,43 +6,40 @@ Simple Baseline for Bayesian Uncertainty in Deep Learning" (SWAG), 2019.
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polymode.errors import InputError, require, require_positive, require_whole
 from polymode.methods.single import Single
-from polymode.networks.adaptations import Adaptation
-from polymode.networks.members import Members, Tensors, copied_module
-from polymode.networks.surgery import running_statistics
+from polymode.networks.members import Tensors
 from polymode.options import option
 from polymode.posteriors import Posterior, merge
-from polymode.posteriors.network import Network
 from polymode.posteriors.particles import MemberStore, rows_of
 from polymode.training.contract import (
-    Batch,
-    Hook,
     Method,
-    Objective,
     Phase,
     Problem,
     State,
+    Wrapper,
+    by_chain,
+    empty_statistics,
     epochs_before,
-    nothing,
+    estimated_statistics,
+    re_estimate,
 )
 from polymode.trees import map_tree
 
 
 @dataclass(frozen=True)
-class _Averaging(Method):
+class _Averaging(Wrapper):
     """Collects the weights at the end of each of the last epochs of another method's training.
 
-    ``State.common["averaging"]`` holds, of each chain: "epochs" and "examples", how many have been seen;
-    "mean", of weights over epochs; "spread", the sum of their squared deviations from it; "deviations", the
-    latest of them; "statistics", the mean of batch statistics.
+    ``State.common["averaging"]`` holds, of each chain: "epochs", how many have been seen; "mean", of weights
+    over epochs; "spread", the sum of their squared deviations from it; "deviations", the latest of them.
     """
 
     _least: ClassVar[int] = 1  # epochs to average
@@ -59,9 +56,7 @@ class _Averaging(Method):
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.of, Method):
-            given = self.of.__name__ if isinstance(self.of, type) else repr(self.of)
-            raise InputError(f"of must be an instance of a method, such as Single(), got {given}.")
+        super().__post_init__()
         if not self.of.can_average:
             raise InputError(
                 f"{self.name} averages weights over epochs, and what {self.of.name} leaves behind is not "
@@ -70,39 +65,15 @@ class _Averaging(Method):
             )
         epochs_before("start", self.start, None)
 
-    @property
-    def total_chains(self) -> int:
-        return self.of.total_chains
-
-    @property
-    def chain_members(self) -> int | None:
-        return self.of.chain_members
-
-    def adaptations(self, module: nn.Module) -> Sequence[Adaptation]:
-        return self.of.adaptations(module)
-
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
         each, epochs = self.of.for_budget(member_epochs)
         return replace(self, of=each), epochs
 
-    def remarks(self, epochs: int) -> Iterable[str]:
-        return self.of.remarks(epochs)
-
-    @property
-    def num_initial(self) -> int:
-        return self.of.num_initial
-
-    def findings(self, problem: Problem, state: State) -> dict[str, Any]:
-        return self.of.findings(problem, state)
-
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         state = self.of.init(problem, generator)
-        owned = state.members.stacked.keys()  # a layer that is never called has nothing to estimate
-        estimated = [name for name in _estimated(problem) if name in owned]
+        state.common["statistics"] = empty_statistics(problem, state)
         state.common["averaging"] = {
             "epochs": torch.zeros(1, dtype=torch.int64),
-            "examples": torch.zeros(1, dtype=torch.int64),
-            "statistics": _zeros(state, estimated),
             "mean": _zeros(state, _weights(problem, state)),
         }
         return state
@@ -160,21 +131,18 @@ class SWA(_Averaging):
     summary: ClassVar[str] = "stochastic weight averaging: one network, the mean over the last epochs"
     cost: ClassVar[str] = "that of `of`, and one forward pass over the data where there is BatchNorm"
 
-    def num_parameters(self, module: nn.Module) -> int:
-        return self.of.num_parameters(module)
-
     def _collect(self, state: State, number: int) -> None:
         for name, mean in state.common["averaging"]["mean"].items():
-            mean.add_(_by_chain(state, name) - mean, alpha=1 / number)
+            mean.add_(by_chain(state.members, name) - mean, alpha=1 / number)
 
     def _finished(self, problem: Problem, trained: Phase, others: list[Phase], collected: int) -> list[Phase]:
         def leave(state: State) -> None:
             trained.leave(state)
             for name, mean in state.common["averaging"]["mean"].items():
-                _by_chain(state, name).copy_(mean)
+                by_chain(state.members, name).copy_(mean)
 
         averaged = replace(trained, leave=leave)
-        if not _estimated(problem):
+        if not estimated_statistics(problem):
             return [averaged, *others]
         return [averaged, re_estimate("statistics", problem, trained.objective), *others]
 
@@ -219,6 +187,11 @@ class SWAG(_Averaging):
         each = self.of.chain_members
         return None if each is None else self.num_draws * each
 
+    @property
+    def chain_passes(self) -> int | None:
+        each = self.of.chain_passes
+        return None if each is None else self.num_draws * each
+
     def num_parameters(self, module: nn.Module) -> int:
         return self.num_draws * self.of.num_parameters(module)
 
@@ -236,7 +209,7 @@ class SWAG(_Averaging):
     def _collect(self, state: State, number: int) -> None:
         averaging = state.common["averaging"]
         for name, mean in averaging["mean"].items():
-            now, before = _by_chain(state, name), mean.clone()
+            now, before = by_chain(state.members, name), mean.clone()
             mean.add_(now - mean, alpha=1 / number)
             # Welford's sum: mean θ² − θ̄² would lose all digits of a variance that is small beside θ̄².
             averaging["spread"][name].addcmul_(now - before, now - mean)
@@ -256,7 +229,7 @@ class SWAG(_Averaging):
                 if kept:
                     deviations = averaging["deviations"][name][group, :kept].double()
                     step = step + torch.tensordot(common.to(centre.device), deviations, 1)
-                _by_chain(state, name)[group].copy_(centre + math.sqrt(self.scale) * step)
+                by_chain(state.members, name)[group].copy_(centre + math.sqrt(self.scale) * step)
 
     def _finished(self, problem: Problem, trained: Phase, others: list[Phase], collected: int) -> list[Phase]:
         def draw(state: State) -> None:
@@ -272,7 +245,7 @@ class SWAG(_Averaging):
                 finish(state)
 
         *before, last = [trained, *others]  # a look at the members is one at those that were trained
-        if not _estimated(problem):
+        if not estimated_statistics(problem):
             return [*before, replace(last, leave=draw_all)]
         each = re_estimate("draw", problem, trained.objective, enter=draw, leave=finish)
         return [*before, last, *[each] * self.num_draws]
@@ -280,74 +253,17 @@ class SWAG(_Averaging):
     def posterior(self, problem: Problem, state: State) -> Posterior:
         drawn = []
         blocks = state.finished.blocks or [state.members]  # one, where training was cut short
-        for number, block in enumerate(blocks):
+        for block in blocks:
             members = rows_of(block, 0, block.num_members)
-            labels = members.labels.clone()
-            labels[:, 2] += number * block.num_members
-            members = replace(members, labels=labels)
             drawn.append(self.of.posterior(problem, replace(state, members=members, finished=MemberStore())))
         return merge(drawn)
 
 
-def re_estimate(
-    name: str, problem: Problem, objective: Objective, enter: Hook = nothing, leave: Hook = nothing
-) -> Phase:
-    """A pass over the data that gives every member the mean of its batch statistics, and nothing else."""
-    objective = replace(objective, network=_of_latest_statistics(problem.network))
-
-    def begin(state: State) -> None:
-        enter(state)
-        state.common["averaging"]["examples"].zero_()
-
-    def step(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
-        [batch] = batches
-        losses = objective.losses(state, batch, training=True)
-        averaging = state.common["averaging"]
-        for piece in batch.pieces:
-            seen = averaging["examples"][piece.groups]
-            seen.add_(piece.batch_size)
-            for key, mean in averaging["statistics"].items():
-                part = mean[piece.groups]
-                share = (piece.batch_size / seen).to(part).reshape(-1, *[1] * (part.ndim - 1))
-                part.add_(share * (_by_chain(state, key)[piece.groups] - part))
-        return losses
-
-    def end(state: State) -> None:
-        for key, mean in state.common["averaging"]["statistics"].items():
-            _by_chain(state, key).copy_(mean)
-        leave(state)
-
-    return Phase(name, 1, objective, step, cost=0.0, enter=begin, leave=end)
-
-
-def _of_latest_statistics(network: Network) -> Network:
-    """The same network, but its running statistics are those of the latest batch alone."""
-    module = copied_module(network.module)
-    for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._NormBase):
-            part.momentum = 1.0
-    return replace(network, module=module)
-
-
-def _by_chain(state: State, name: str) -> Tensor:
-    """A view of a tensor of the members, [G, ...]; members of a chain have an axis of their own."""
-    members: Members = state.members
-    if name in members.shared:
-        return members.shared[name]
-    return members.stacked[name].unflatten(0, (members.num_groups, -1))
-
-
 def _zeros(state: State, names: Sequence[str]) -> Tensors:
-    return {name: torch.zeros_like(_by_chain(state, name)) for name in names}
+    return {name: torch.zeros_like(by_chain(state.members, name)) for name in names}
 
 
 def _weights(problem: Problem, state: State) -> list[str]:
     """Names of what is trained; those with a slash are a method's own."""
     tensors = state.members.stacked | state.members.shared
     return [n for n, t in tensors.items() if (n in problem.trainable or "/" in n) and t.is_floating_point()]
-
-
-def _estimated(problem: Problem) -> list[str]:
-    """Names of running statistics, but for layers that the user keeps in evaluation mode."""
-    kept = set(problem.network.always_eval)
-    return [n for n in running_statistics(problem.network.module) if n.rpartition(".")[0] not in kept]

@@ -80,9 +80,19 @@ MODELS: dict[str, Architecture] = {
             "output_bias",
             MLP,
         ),
-        Architecture("smallcnn", "images", "three convolutions, 16-32-32 channels", SmallCNN, square=True),
         Architecture(
-            "mediumcnn", "images", "four convolutions, 64-128-256-256 channels", MediumCNN, square=True
+            "smallcnn",
+            "images",
+            "three convolutions, 16-32-32 channels; options dropout, initialisation",
+            SmallCNN,
+            square=True,
+        ),
+        Architecture(
+            "mediumcnn",
+            "images",
+            "four convolutions, 64-128-256-256 channels; options dropout, initialisation",
+            MediumCNN,
+            square=True,
         ),
         Architecture(
             "resnet8", "images", "residual, BatchNorm, 1 block a stack; options dropout, activation", resnet8

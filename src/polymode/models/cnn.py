@@ -4,11 +4,17 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from polymode.errors import unknown_name
 from polymode.models.dropout import require_rate
+from polymode.models.initialisation import initialise_by_xavier
 
 
 class _PlainCNN(nn.Module):
-    """Layers of 3×3 convolution, dropout, 2×2 max-pooling and ReLU (not after the last); one linear layer."""
+    """Layers of 3×3 convolution, dropout, 2×2 max-pooling and ReLU (not after the last); one linear layer.
+
+    initialisation: "pytorch" draws the layers as they draw themselves, "xavier" weights and biases from
+    uniform laws, as the published experiments have them.
+    """
 
     channels: ClassVar[tuple[int, ...]]
 
@@ -18,9 +24,12 @@ class _PlainCNN(nn.Module):
         in_channels: int = 3,
         image_size: int = 32,
         dropout: float = 0.1,
+        initialisation: str = "pytorch",
     ) -> None:
         super().__init__()
         require_rate(dropout)
+        if initialisation not in ("pytorch", "xavier"):
+            raise unknown_name("initialisation", initialisation, ("pytorch", "xavier"))
         layers: list[nn.Module] = []
         width, size = in_channels, image_size
         for index, out in enumerate(self.channels):
@@ -33,6 +42,8 @@ class _PlainCNN(nn.Module):
             width, size = out, size // 2
         self.features = nn.Sequential(*layers)
         self.classifier = nn.Linear(width * size * size, num_classes)
+        if initialisation == "xavier":
+            initialise_by_xavier(self)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.classifier(self.features(images).flatten(1))

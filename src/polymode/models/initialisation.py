@@ -1,4 +1,4 @@
-"""Initial weights: of Haiku's layers (Delaunoy and Louppe 2021), and of residual networks with BatchNorm."""
+"""Initial weights: of Haiku's layers (Delaunoy and Louppe 2021), of residual networks, of plain ones."""
 
 import math
 
@@ -38,3 +38,16 @@ def initialise_by_fan_out(module: nn.Module) -> None:
             nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(part, nn.Linear | nn.BatchNorm2d):
             part.reset_parameters()
+
+
+def initialise_by_xavier(module: nn.Module) -> None:
+    """Draw linear layers and convolutions from U(−b, b), b² = 6/(fan_in + fan_out) (Glorot and Bengio 2010).
+
+    So are biases, whose fans are both their length, as in the code of Fort et al. (2019).
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Conv2d):
+            nn.init.xavier_uniform_(part.weight)
+            if part.bias is not None:
+                bound = math.sqrt(3 / len(part.bias))
+                nn.init.uniform_(part.bias, -bound, bound)

@@ -101,7 +101,10 @@ class MemberStore:
         self.finished: list[list[Block]] = []  # one entry an ``append``, one block a group
 
     def append(self, members: Members) -> None:
-        """Keep a copy of the members as they are now."""
+        """Keep a copy of the members as they are now; their labels go on from those kept before."""
+        labels = members.labels.clone()
+        labels[:, 2] += len(self.finished) * members.group_size
+        members = replace(members, labels=labels)
         if self.folder is None:
             copy_ = members.clone()
             self.finished.append([copy_.groups(slice(g, g + 1)) for g in range(members.num_groups)])

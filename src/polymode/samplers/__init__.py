@@ -1,6 +1,7 @@
 """Transition kernels on dictionaries of tensors; no network is involved."""
 
 from polymode.samplers.adaptation import DualAveraging
+from polymode.samplers.stochastic_gradients import hamiltonian_step, langevin_step
 from polymode.samplers.vectors import as_vectors, views_of
 from polymode.samplers.walks import (
     WALKS,
@@ -22,5 +23,7 @@ __all__ = [
     "Walk",
     "as_vectors",
     "draw_prior",
+    "hamiltonian_step",
+    "langevin_step",
     "views_of",
 ]

@@ -94,6 +94,7 @@ FASHION_NAMES = (
 
 # What the published HMC samples of CIFAR-10 were computed with (Izmailov et al. 2021).
 HMC_NORMAL = ((0.49, 0.48, 0.44), (0.2, 0.2, 0.2))
+RAW = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))  # pixels as they are in the files (Fort et al. 2019)
 
 Mean = tuple[float, ...]
 Labelled = tuple[np.ndarray, np.ndarray]
@@ -115,7 +116,7 @@ def cifar10(
     num_validation: the last images of the training set are kept for validation. num_train: only the first so
     many are trained on. augment: crop at random from an image padded by 4 pixels, and mirror half of them.
     normalise: "usual" standardises with the training pixels' mean and deviation, "hmc" as the published HMC
-    samples were.
+    samples were, "raw" leaves the values from 0 to 255 as they are.
     """
     train, test, names = read_cifar10(Path(folder), "cifar10")
     return image_task(
@@ -144,7 +145,7 @@ def read_cifar10(folder: Path, name: str) -> tuple[Labelled, Labelled, tuple[str
 def cifar10_normal(normalise: str) -> tuple[Mean, Mean]:
     """Mean and standard deviation of the channels that an option stands for."""
     usual = ((125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255))
-    choices = {"usual": usual, "hmc": HMC_NORMAL}
+    choices = {"usual": usual, "hmc": HMC_NORMAL, "raw": RAW}
     if normalise not in choices:
         raise unknown_name("value of normalise", normalise, choices)
     return choices[normalise]

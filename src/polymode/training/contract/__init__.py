@@ -32,6 +32,7 @@ from polymode.training.contract.sequence import (
     Rates,
     check_rates,
     divide_epochs,
+    equal_parts,
     phase_keep,
     phase_schedule,
 )
@@ -48,6 +49,13 @@ from polymode.training.contract.shared_options import (
 )
 from polymode.training.contract.sparse_descent import SparseDescent
 from polymode.training.contract.state import State
+from polymode.training.contract.statistics import (
+    by_chain,
+    empty_statistics,
+    estimated_statistics,
+    re_estimate,
+)
+from polymode.training.contract.wrapper import Wrapper
 
 __all__ = [
     "HIGH",
@@ -82,6 +90,8 @@ __all__ = [
     "SparseDescent",
     "State",
     "Step",
+    "Wrapper",
+    "by_chain",
     "check_optimizer",
     "check_rates",
     "check_schedule",
@@ -91,12 +101,16 @@ __all__ = [
     "describe",
     "divide_epochs",
     "draw_data_seed",
+    "empty_statistics",
     "epochs_before",
+    "equal_parts",
+    "estimated_statistics",
     "keep_rule",
     "next_noise",
     "nothing",
     "perturbed",
     "phase_keep",
     "phase_schedule",
+    "re_estimate",
     "refuse_line_search",
 ]

@@ -21,7 +21,7 @@ from polymode.training.contract.shared_options import (
     check_schedule,
 )
 from polymode.training.contract.state import State
-from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
+from polymode.weights.priors import PriorStd, check_prior_std
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,7 @@ class Descent(Method):
         return State(problem.initial_members(generator))
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
-        prior = None
-        if self.prior_std is not None:
-            prior = gaussian_prior(problem.prior_stds(self.prior_std))
+        prior = problem.prior(self.prior_std)
         return [
             Phase(
                 "train",

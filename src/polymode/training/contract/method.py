@@ -54,6 +54,11 @@ class Method(ABC):
         return 1
 
     @property
+    def needs_initial(self) -> bool:
+        """Whether chains can begin at members of such a posterior only."""
+        return False
+
+    @property
     def can_average(self) -> bool:
         """Whether the posterior is made of the weights as they are when training ends.
 

@@ -167,6 +167,7 @@ class MemberOptimizer:
     ) -> None:
         self.spec, self.needs_closure = spec, spec.needs_closure
         self.names = list(tensors)
+        self.num_rows = len(next(iter(tensors.values()))) if tensors else 0
         self.units = [
             unit for number, rows in enumerate(cohorts) for unit in self._units(number, rows, group_size)
         ]
@@ -203,6 +204,14 @@ class MemberOptimizer:
         for unit, instance in zip(self.units, self.instances, strict=True):
             for group in instance.param_groups:
                 group["lr"] = self.spec.lr * factors[unit.cohort]
+
+    @property
+    def rates(self) -> Tensor:
+        """The learning rate that each row has at this step, [R]: what a sampler scales its noise by."""
+        found = torch.empty(self.num_rows, dtype=torch.float64)
+        for unit, instance in zip(self.units, self.instances, strict=True):
+            found[unit.rows] = instance.param_groups[0]["lr"]
+        return found
 
     def step(
         self, gradients: Tensors, cohorts: Sequence[int] | None = None, member: int | None = None

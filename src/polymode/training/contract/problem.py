@@ -14,7 +14,7 @@ from polymode.posteriors.network import Network
 from polymode.training.contract.execution import Execution
 from polymode.training.contract.objective import Objective
 from polymode.trees import Tree
-from polymode.weights.priors import Penalty, PriorStd, prior_stds
+from polymode.weights.priors import Penalty, PriorStd, gaussian_prior, prior_stds
 
 
 def _cannot_redraw(layers: Iterable[str], generator: torch.Generator) -> Tensors:
@@ -67,6 +67,10 @@ class Problem:
     def prior_stds(self, prior_std: PriorStd) -> dict[str, float]:
         """The width of the prior of each trained weight."""
         return prior_stds(prior_std, self.network.module, self.trainable)
+
+    def prior(self, prior_std: PriorStd | None) -> Penalty | None:
+        """Minus the log of a Gaussian prior of these widths; None for a flat one."""
+        return None if prior_std is None else gaussian_prior(self.prior_stds(prior_std))
 
     def objective(
         self,

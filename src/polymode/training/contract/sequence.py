@@ -62,3 +62,12 @@ def divide_epochs(epochs: int, num_phases: int, phase_epochs: int | None) -> tup
             "(or the budget), or ask for fewer members or shorter phases."
         )
     return first, each
+
+
+def equal_parts(epochs: int, number: int) -> list[int]:
+    """Epochs of each of some parts of one training; those that are left over go to the first ones.
+
+    >>> equal_parts(11, 3)
+    [4, 4, 3]
+    """
+    return [epochs // number + (place < epochs % number) for place in range(number)]

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from polymode.posteriors import Posterior as Posterior
     from polymode.posteriors import Separate as Separate
     from polymode.posteriors import Variational as Variational
+    from polymode.posteriors import from_state_dicts as from_state_dicts
     from polymode.posteriors import load_posterior as load_posterior
     from polymode.posteriors import merge as merge
     from polymode.posteriors import sample_dropout as sample_dropout
@@ -131,6 +132,7 @@ _HOMES = {
         "Posterior",
         "Separate",
         "Variational",
+        "from_state_dicts",
         "load_posterior",
         "merge",
         "sample_dropout",

@@ -12,12 +12,13 @@ from torch import Tensor
 from polymode.data import as_data
 from polymode.errors import InputError, require, require_whole
 from polymode.judging.evaluation import arrays_of
+from polymode.landscape.networks import each_network
+from polymode.landscape.survey import judged
 from polymode.networks.members import Members, Tensors, stack
-from polymode.posteriors import Particles, Posterior
+from polymode.posteriors import Posterior
 from polymode.posteriors.base import BLOCK_BYTES
 from polymode.posteriors.particles import BLOCK_MEMBERS
 from polymode.seeds import derive_generator
-from polymode.trees import Tree, map_tree
 
 SCALES = (0.02, 0.05, 0.1, 0.2)
 
@@ -82,27 +83,21 @@ def flatness(
     # w + 0 is w: nothing has to run to know what a scale of zero adds.
     pairs = list(product((i for i, scale in enumerate(scales) if scale), range(num_draws)))
     losses, increases = [], []
-    for weights in _networks(posterior, num_members):
+    for weights in each_network(posterior, num_members):
         moved = {name: tensor for name, tensor in weights.items() if name in trained}
         fixed = {name: tensor[None] for name, tensor in weights.items() if name not in trained}
-        [loss] = _losses(posterior, Members({n: t[None] for n, t in moved.items()}, fixed), inputs, targets)
+        alone = Members({n: t[None] for n, t in moved.items()}, fixed)
+        [loss] = judged(posterior.network, alone, inputs, targets).loss
         increase = loss.new_zeros(len(scales), num_draws)
         for some in _in_blocks(pairs, sum(t.numel() * t.element_size() for t in moved.values())):
             drawn = [_perturbed(moved, scales[index], seed, draw) for index, draw in some]
             block = replace(stack(drawn), shared=fixed)
-            for (index, draw), value in zip(some, _losses(posterior, block, inputs, targets), strict=True):
+            losses_of_draws = judged(posterior.network, block, inputs, targets).loss
+            for (index, draw), value in zip(some, losses_of_draws, strict=True):
                 increase[index, draw] = value - loss
         losses.append(loss)
         increases.append(increase)
     return Flatness(scales, torch.stack(losses), torch.stack(increases, 1))
-
-
-def _networks(posterior: Posterior, num_members: int | None) -> Iterator[Tensors]:
-    """The weights of one network after another."""
-    posterior.check_num_draws(num_members)
-    for block in posterior.draw(num_members):
-        for index in range(block.num_members):
-            yield block.member(index)
 
 
 def _in_blocks(pairs: list[tuple[int, int]], num_bytes: int) -> Iterator[list[tuple[int, int]]]:
@@ -119,18 +114,3 @@ def _perturbed(weights: Tensors, scale: float, seed: int, draw: int) -> Tensors:
         noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
         perturbed[name] = weight * (1 + scale * noise.to(weight.device))
     return perturbed
-
-
-def _losses(posterior: Posterior, members: Members, inputs: Tree, targets: Tensor) -> Tensor:
-    """−log p(y | x, w) of every member, [M], the mean over all observations."""
-    likelihood = posterior.network.likelihood
-    total, count = torch.zeros(members.num_members, dtype=torch.float64), 0
-    for rows, outputs, _ in Particles(posterior.network, blocks=[members]).by_points(inputs):
-        chunk, first = targets[rows].to(posterior.network.device), map_tree(lambda t: t[0], outputs)
-        likelihood.check_outputs(first, chunk)
-        likelihood.check_targets(chunk, first)
-        each = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, chunk).double()
-        total -= each.flatten(1).sum(1).cpu()  # ignored tokens have 0
-        count += int(likelihood.observed(chunk).sum())
-    require(count > 0, "There are no observations to take a loss of: all are ignored.")
-    return total / count

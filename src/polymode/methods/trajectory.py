@@ -5,12 +5,13 @@ Fort et al., "Deep Ensembles: A Loss Landscape Perspective", 2019, §4.1.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from polymode.errors import require, require_whole
+from polymode.errors import InputError, require, require_whole
 from polymode.methods.single import Single
 from polymode.options import option
 from polymode.posteriors import Posterior, merge
@@ -79,31 +80,56 @@ class Trajectory(Wrapper):
         total = sum(phases[index].epochs for index in trained)
         start = epochs_before("start", self.start, epochs)
 
+        if self.every_steps is not None:
+            self._check_steps(problem, [phases[index] for index in trained])
+
         def checkpoint_after_epoch(state: State) -> None:
             done = int(state.common["trajectory"]["epochs"].add_(1)[0])
             if self.every_steps is None and done > start and (total - done) % self.every == 0:
                 state.finished.append(state.members)
 
-        def checkpoint_after_step(state: State) -> None:
+        def checkpoint_after_step(state: State, *, first_alone: bool) -> None:
             clock = state.common["trajectory"]
             done = int(clock["steps"].add_(1)[0])
             if self.every_steps and clock["epochs"][0] >= start and done % self.every_steps == 0:
+                if first_alone:
+                    state.copy_first_members()
                 state.finished.append(state.members)
 
+        before = 0
         for index, phase in enumerate(phases):
+            # A phase that trains the first member alone gives its weights to the others after every epoch.
+            first_alone = phase.end_epoch is State.copy_first_members
             phases[index] = phase = _unfinished(phase)
             if index in trained:
                 phases[index] = replace(
                     phase,
-                    step=_with(phase.step, checkpoint_after_step),
+                    enter=_both(phase.enter, partial(_count_from, epochs=before)),
+                    step=_with(phase.step, partial(checkpoint_after_step, first_alone=first_alone)),
                     end_epoch=_both(phase.end_epoch, checkpoint_after_epoch),
                 )
+                before += phase.epochs
         if self.initial:
             first = phases[0]
             phases[0] = replace(
                 first, enter=_both(first.enter, lambda state: state.finished.append(state.members))
             )
         return phases
+
+    def _check_steps(self, problem: Problem, trained: Sequence[Phase]) -> None:
+        """Raise where the steps of all chains are not one count that only goes forward."""
+        sizes = problem.observations.unique().tolist()
+        if len(sizes) > 1:
+            raise InputError(
+                f"every_steps={self.every_steps} counts the steps of all data sets together, and these have "
+                f"{sizes} observations, hence epochs of different lengths: count epochs (every=...), or fit "
+                "them one by one."
+            )
+        if any(phase.keep is not None for phase in trained[:-1]):
+            raise InputError(
+                f"keep='best' of {self.of.name} takes its trainings back to an earlier step, and every_steps="
+                f"{self.every_steps} counts them on: count epochs (every=...), or take keep='last'."
+            )
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
         alone = replace(state, finished=MemberStore())
@@ -145,6 +171,11 @@ def _unfinished(phase: Phase) -> Phase:
         end_epoch=quietly(phase.end_epoch),
         leave=quietly(phase.leave),
     )
+
+
+def _count_from(state: State, epochs: int) -> None:
+    """Set the clock at the beginning of a phase; the best epoch of the phase before has set it back."""
+    state.common["trajectory"]["epochs"].fill_(epochs)
 
 
 def _both(first: Hook, second: Hook) -> Hook:

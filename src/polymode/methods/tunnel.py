@@ -134,7 +134,8 @@ class Tunnel(Method):
             for name, ends in state.common["ends"].items()
         }
         labels = state.members.labels[:1].repeat(self.chain_members, 1)
-        labels[:, 2] = torch.arange(self.chain_members)
+        earlier = labels[0, 2] // self.num_points  # paths, where this is a checkpoint of a trajectory
+        labels[:, 2] = earlier * self.chain_members + torch.arange(self.chain_members)
         members = replace(Members(stacked), labels=labels)
         return Particles(problem.network, blocks=[members])
 

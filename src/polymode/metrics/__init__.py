@@ -9,7 +9,10 @@ from polymode.metrics.corruption import (
 from polymode.metrics.diversity import (
     cosine_similarity,
     disagreement,
+    disagreement_matrix,
     jensen_shannon,
+    js_matrix,
+    kl_matrix,
     pairwise_kl,
 )
 from polymode.metrics.fidelity import agreement, total_variation, wasserstein1, wasserstein2
@@ -38,9 +41,12 @@ __all__ = [
     "corruption_mean",
     "cosine_similarity",
     "disagreement",
+    "disagreement_matrix",
     "ece",
     "interval_coverage",
     "jensen_shannon",
+    "js_matrix",
+    "kl_matrix",
     "mce",
     "mean_corruption_error",
     "nll",

@@ -37,14 +37,31 @@ def disagreement(probabilities: Tensor) -> float:
     return off_diagonal_mean(disagreement_matrix(probabilities))
 
 
-def pairwise_kl(probabilities: Tensor) -> float:
-    """Mean over all ordered pairs and points of Σ_c p_c (log p_c − log q_c), in nats."""
+def kl_matrix(probabilities: Tensor) -> Tensor:
+    """KL(p_i ‖ p_j) = Σ_c p_ic (log p_ic − log p_jc), in nats, the mean over points, [M, M]."""
     _check_members(probabilities)
     p = probabilities.double()
     logs = p.clamp(min=torch.finfo(torch.float64).tiny).log()
     own = (p * logs).sum(-1).mean(-1)
     cross = torch.einsum("inc,jnc->ij", p, logs) / p.shape[1]
-    return off_diagonal_mean(own[:, None] - cross)
+    return own[:, None] - cross
+
+
+def pairwise_kl(probabilities: Tensor) -> float:
+    """Mean of the KL divergence over all ordered pairs of members."""
+    return off_diagonal_mean(kl_matrix(probabilities))
+
+
+def js_matrix(probabilities: Tensor) -> Tensor:
+    """The Jensen–Shannon divergence of members i and j alone, in nats, the mean over points, [M, M]."""
+    _check_members(probabilities)
+    p = probabilities.double()
+    own = entropy(p).mean(-1)
+    found = torch.zeros(len(p), len(p), dtype=torch.float64, device=p.device)
+    for i in range(1, len(p)):
+        between = entropy((p[:i] + p[i]) / 2).mean(-1)
+        found[i, :i] = between - (own[:i] + own[i]) / 2
+    return (found + found.T).clamp(min=0)
 
 
 def jensen_shannon(probabilities: Tensor) -> float:

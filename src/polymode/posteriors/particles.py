@@ -69,10 +69,12 @@ class StoredMembers:
 
     @property
     def largest_log_weight(self) -> float:
-        first = self.group * self.num_members
-        rows = slice(first, first + self.num_members)
-        read = read_some(self.file.check(), lambda name: rows if name == "log_weights" else None)
-        return float(read["log_weights"].max())
+        return float(self.read("log_weights").max())
+
+    def read(self, wanted: str) -> Tensor:
+        """One tensor of all members, and nothing else."""
+        rows = slice(self.group * self.num_members, (self.group + 1) * self.num_members)
+        return read_some(self.file.check(), lambda name: rows if name == wanted else None)[wanted]
 
     def rows(self, start: int, stop: int) -> Members:
         first = self.group * self.num_members
@@ -85,12 +87,40 @@ class StoredMembers:
         return members_from_tensors(read_some(self.file.check(), wanted))
 
 
-Block = Members | StoredMembers
+@dataclass(frozen=True)
+class SomeMembers:
+    """Neighbours in a block of members: those of one chain, say."""
+
+    block: Members | StoredMembers
+    first: int
+    num_members: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.block.num_bytes * self.num_members // self.block.num_members
+
+    @property
+    def largest_log_weight(self) -> float:
+        found = self.block.log_weights if isinstance(self.block, Members) else self.block.read("log_weights")
+        return float(found[self.first : self.first + self.num_members].max())
+
+    def rows(self, start: int, stop: int) -> Members:
+        return rows_of(self.block, self.first + start, self.first + stop)
+
+
+Block = Members | StoredMembers | SomeMembers
 
 
 def rows_of(block: Block, start: int, stop: int) -> Members:
     """Some members of one group, read if they are in a file."""
-    return block.rows(start, stop) if isinstance(block, StoredMembers) else block.between(start, stop)
+    return block.between(start, stop) if isinstance(block, Members) else block.rows(start, stop)
+
+
+def labels_of(block: Block) -> Tensor:
+    """The labels of a block's members, [M, 3]; nothing else is read."""
+    if isinstance(block, SomeMembers):
+        return labels_of(block.block)[block.first : block.first + block.num_members]
+    return block.labels if isinstance(block, Members) else block.read("labels")
 
 
 class MemberStore:
@@ -266,6 +296,28 @@ class Particles(BlockPosterior):
     def _largest_log_weight(self) -> float:
         """Subtracted from all, so that weights can be exponentiated."""
         return max(block.largest_log_weight for block in self.blocks)
+
+    @property
+    def labels(self) -> Tensor:
+        """Data set, chain and member of every network, [M, 3]."""
+        return torch.cat([labels_of(block) for block in self.blocks])
+
+    def only(self, indices: Sequence[int]) -> "Particles":
+        """Some of the networks, in the order given; what is in files stays there."""
+        places = [(block, row) for block in self.blocks for row in range(block.num_members)]
+        blocks: list[Block] = []
+        for index in indices:
+            block, row = places[index]
+            inner, first = (block.block, block.first) if isinstance(block, SomeMembers) else (block, 0)
+            blocks.append(SomeMembers(inner, first + row, 1))
+        return replace(self, blocks=blocks)
+
+    def chains(self) -> "dict[tuple[int, int], Particles]":
+        """The networks of every chain, by its data set and number, in the order they were made."""
+        found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for index, (data_set, chain, member) in enumerate(self.labels.tolist()):
+            found.setdefault((data_set, chain), []).append((member, index))
+        return {key: self.only([i for _, i in sorted(each)]) for key, each in sorted(found.items())}
 
     def collapse(self) -> nn.Module:
         if self.num_members != 1:

@@ -1,0 +1,71 @@
+"""How alike networks are, in what they say: pair by pair, within runs and between them, in a picture."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polymode.errors import InputError, require
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The mean of a matrix over some pairs, with its standard error over runs (or pairs of runs)."""
+
+    mean: float
+    standard_error: float
+    count: int
+
+
+def within_and_between(matrix: Tensor, runs: Sequence[int]) -> tuple[Pairs | None, Pairs | None]:
+    """Means over pairs of networks of one run, and of two; None where there are no such pairs.
+
+    matrix: [M, M]. runs: [M], the run of each network. Pairs of one run (or of the same two) are no
+    replicates of each other: the standard error is that of the means of runs, or of pairs of runs. Pairs of
+    runs share runs, so that theirs is too small rather than too large.
+    """
+    require(len(matrix) == len(runs), f"{len(runs)} runs are named for a matrix of {len(matrix)} networks.")
+    groups = {run: [i for i, other in enumerate(runs) if other == run] for run in dict.fromkeys(runs)}
+    inside, across = [], []
+    names = list(groups)
+    for place, one in enumerate(names):
+        own = matrix[groups[one]][:, groups[one]]
+        if len(own) > 1:
+            off = ~torch.eye(len(own), dtype=torch.bool)
+            inside.append(float(own[off].mean()))
+        for two in names[place + 1 :]:
+            both = matrix[groups[one]][:, groups[two]], matrix[groups[two]][:, groups[one]]
+            across.append(float(torch.stack([both[0].mean(), both[1].mean()]).mean()))
+    return _pairs(inside), _pairs(across)
+
+
+def _pairs(values: list[float]) -> Pairs | None:
+    if not values:
+        return None
+    found = torch.tensor(values, dtype=torch.float64)
+    error = float(found.std()) / math.sqrt(len(found)) if len(found) > 1 else math.nan
+    return Pairs(float(found.mean()), error, len(found))
+
+
+def embedding(values: Tensor, *, perplexity: float | None = None, seed: int = 0) -> Tensor:
+    """A map of networks in two dimensions by t-SNE (van der Maaten and Hinton 2008), [M, 2].
+
+    values: what every network says, [M, N, ...]. perplexity: about how many neighbours count; None means 30,
+    or a third of the networks where they are few.
+    """
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError:
+        raise InputError("A t-SNE map needs scikit-learn: pip install 'polymode[data]'.") from None
+    number = len(values)
+    require(number >= 4, f"A t-SNE map needs at least four networks, got {number}.")
+    perplexity = min(30.0, (number - 1) / 3) if perplexity is None else perplexity
+    if not 0 < perplexity < number:
+        raise InputError(f"perplexity must be above 0 and below the {number} networks, got {perplexity!r}.")
+    flat = values.double().reshape(number, -1)
+    if bool((flat == flat[0]).all()):
+        raise InputError("All networks say the same of every point: there is nothing to map.")
+    made = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(flat.numpy())
+    return torch.from_numpy(made).double()

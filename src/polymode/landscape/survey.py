@@ -1,0 +1,192 @@
+"""Networks at many points of weight space, judged on one data set: in blocks, resumable, kept as arrays."""
+
+import hashlib
+import io
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymode.data import as_data
+from polymode.data.fingerprints import fingerprint
+from polymode.errors import InputError, require
+from polymode.judging.evaluation import arrays_of
+from polymode.landscape.networks import WeightSpace
+from polymode.networks.members import Members
+from polymode.posteriors import Particles
+from polymode.posteriors.network import Network
+from polymode.posteriors.statistics import estimated_names, in_batches, with_statistics
+from polymode.storage import digest_of, write_bytes
+from polymode.trees import Tree, leaves, map_tree
+
+KEEP_SECONDS = 5.0  # between two writings of what is done so far
+STATISTICS_BATCH = 256
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What members say of a data set: mean loss and error of each [M], and their answers [M, N]."""
+
+    loss: Tensor
+    error: Tensor
+    answers: Tensor
+
+
+def judged(network: Network, members: Members, inputs: Tree, targets: Tensor) -> Judged:
+    """Judge members one by one; the loss is −log p(y | x, θ), the error a share of labels or a deviation."""
+    likelihood = network.likelihood
+    loss, error = (torch.zeros(members.num_members, dtype=torch.float64) for _ in range(2))
+    count, answers, entries = 0, [], 0
+    for rows, outputs, _ in Particles(network, blocks=[members]).by_points(inputs):
+        chunk, first = targets[rows].to(network.device), map_tree(lambda t: t[0], outputs)
+        likelihood.check_outputs(first, chunk)
+        likelihood.check_targets(chunk, first)
+        each = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, chunk).double()
+        loss -= each.flatten(1).sum(1).cpu()  # ignored tokens have 0
+        wrong = torch.vmap(likelihood.errors, in_dims=(0, None))(outputs, chunk).double()
+        error += wrong.flatten(1).sum(1).cpu()
+        observed = likelihood.observed(chunk)
+        count += int(observed.sum())
+        entries += int(observed.sum()) * (wrong[0].numel() // observed.numel())
+        answers.append(likelihood.answers(outputs)[:, observed].flatten(1).cpu())
+    require(count > 0, "There are no observations to take a loss of: all are ignored.")
+    error = error / entries
+    return Judged(loss / count, error.sqrt() if likelihood.squared_errors else error, torch.cat(answers, 1))
+
+
+@dataclass(frozen=True)
+class Points:
+    """Points of a space, made when they are needed: ``at(start, stop)`` gives [stop − start, D]."""
+
+    count: int
+    at: Callable[[int, int], Tensor]
+    identity: str  # a digest of what they are made of
+
+    @staticmethod
+    def of(vectors: Tensor) -> "Points":
+        """Points that are there already, [P, D]."""
+        return Points(len(vectors), lambda start, stop: vectors[start:stop], digest_of({"points": vectors}))
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Loss and error at P points, [P], and how far answers are from those of R networks, [P, R]."""
+
+    loss: Tensor
+    error: Tensor
+    difference: Tensor
+
+
+def survey(
+    space: WeightSpace,
+    points: Points,
+    data: Any,
+    *,
+    references: Tensor | None = None,
+    statistics: Any = None,
+    keep: Path | str | None = None,
+    progress: Progress | None = None,
+) -> Survey:
+    """Judge the network at every point.
+
+    references: answers [R, N] to compare with (``judged(...).answers``). statistics: data or inputs from
+    which running statistics are estimated at every point; a network with BatchNorm needs them. keep: an .npz
+    file with what is done so far, from which the same survey goes on. progress: called with points done and
+    all.
+    """
+    inputs, targets = arrays_of(as_data(data))
+    batches = statistics_batches(space.network, statistics)
+    references = torch.zeros(0, 1) if references is None else references
+    signature = _signature(space, points, data, references, statistics)
+    path = None if keep is None else Path(keep)
+    kept = _read(path, signature, points.count, len(references))
+    next_write = time.monotonic() + KEEP_SECONDS
+    for start in range(kept.done, points.count, space.at_once):
+        stop = min(start + space.at_once, points.count)
+        members = space.members(points.at(start, stop))
+        if batches is not None:
+            members = with_statistics(space.network, members, batches)
+        found = judged(space.network, members, inputs, targets)
+        kept.loss[start:stop], kept.error[start:stop] = found.loss.numpy(), found.error.numpy()
+        if len(references):
+            both = torch.cat([found.answers, references.to(found.answers.dtype)])
+            differences = space.network.likelihood.difference(both, targets)
+            kept.difference[start:stop] = differences[: stop - start, stop - start :].numpy()
+        kept.done = stop
+        if path is not None and (time.monotonic() > next_write or stop == points.count):
+            kept.write(path)
+            next_write = time.monotonic() + KEEP_SECONDS
+        if progress is not None:
+            progress(stop, points.count)
+    return Survey(*(torch.from_numpy(a) for a in (kept.loss, kept.error, kept.difference)))
+
+
+def statistics_batches(network: Network, statistics: Any) -> list[Tree] | None:
+    """Inputs in batches to estimate running statistics from; None where the network has none."""
+    if not estimated_names(network):
+        return None
+    if statistics is None:
+        raise InputError(
+            f"This {type(network.module).__name__} has BatchNorm, and between trained networks their running "
+            "statistics are wrong: pass statistics= (training data or inputs), from which they are estimated."
+        )
+    inputs = (
+        statistics if isinstance(statistics, Tensor | tuple | dict) else arrays_of(as_data(statistics))[0]
+    )
+    return list(in_batches(inputs, STATISTICS_BATCH))
+
+
+@dataclass
+class _Kept:
+    """What is done of a survey, as arrays."""
+
+    signature: str
+    loss: np.ndarray
+    error: np.ndarray
+    difference: np.ndarray
+    done: int = 0
+
+    def write(self, path: Path) -> None:
+        content = io.BytesIO()
+        arrays: dict[str, Any] = {name: np.asarray(value) for name, value in vars(self).items()}
+        np.savez(content, **arrays)
+        write_bytes(path, content.getvalue())
+
+
+def _read(path: Path | None, signature: str, count: int, num_references: int) -> _Kept:
+    """What a file holds of this very survey; nothing where it holds another one, or is damaged."""
+    shapes = {"loss": (count,), "error": (count,), "difference": (count, num_references)}
+    nothing = [np.full(shape, np.nan) for shape in shapes.values()]
+    fresh = _Kept(signature, nothing[0], nothing[1], nothing[2])
+    if path is None or not path.is_file():
+        return fresh
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if str(file["signature"]) != signature:
+                return fresh
+            arrays = {name: np.array(file[name], dtype=np.float64) for name in shapes}
+            done = int(file["done"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return fresh
+    whole = all(arrays[name].shape == shape for name, shape in shapes.items()) and 0 <= done <= count
+    if not whole or np.isnan(arrays["loss"][:done]).any():
+        return fresh
+    return _Kept(signature, arrays["loss"], arrays["error"], arrays["difference"], done)
+
+
+def _signature(space: WeightSpace, points: Points, data: Any, references: Tensor, statistics: Any) -> str:
+    parts = [points.identity, digest_of({"references": references.double()}), digest_of(space.like)]
+    parts += [fingerprint(as_data(data)), digest_of(space.network.constants(space.like))]
+    parts.append(str(space.network.likelihood.config()))
+    if statistics is not None:
+        batches = statistics_batches(space.network, statistics) or ()
+        parts += [digest_of({str(i): t for i, t in enumerate(leaves(batch))}) for batch in batches]
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import polymode as pm
-from polymode.methods import HMC, Anchored, DeepEnsemble, SequentialAnchored, Single
+from polymode.methods import HMC, Anchored, CyclicalSGMCMC, DeepEnsemble, SequentialAnchored, Single
 from polymode.samplers import Autoregressive, GuidedWalk
 from polymode.schedules import Constant
 
@@ -176,3 +176,30 @@ def test_exponential_weights_spread_as_the_information_of_the_data():
     p = labels.double().mean().item()
     expected = 1 / (200 * p * (1 - p))  # inverse information of a log-odds; the wide prior hardly counts
     assert logits.var().item() == pytest.approx(expected, rel=4.5 * math.sqrt(2 / 800) + 0.02)
+
+
+def cyclical(kernel, num_chains, temperature):
+    """Two cycles with noise in four fifths of each: long enough to forget where sampling began.
+
+    U/N has curvatures 1.5, 0.9 and 0.5. The variances of samples follow from a recursion over the falling rates:
+    they exceed those of the posterior by 1.7 % at most in cycles of 160 steps, 0.9 % in cycles of 400. With 300
+    and 1,200 chains the errors of variances are 6 % and 3 %, so that this is a third of an error. Of the start
+    2 % are left after the first cycle in the slowest direction, and nothing after the second.
+    """
+    lr = 0.1 if kernel == "sgld" else 0.09
+    method = CyclicalSGMCMC(kernel, 2, 2, 0.8, lr=lr, temperature=temperature, prior_std=PRIOR)
+    return DeepEnsemble(num_chains, of=method)
+
+
+@pytest.mark.parametrize(
+    ("num_chains", "epochs"), [(300, 320), pytest.param(1200, 800, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+@pytest.mark.parametrize("kernel", ["sgld", "sghmc"])
+def test_cyclical_chains_sample_the_posterior_at_their_temperature(kernel, temperature, num_chains, epochs):
+    _, mean, covariance = problem()
+    samples = chains(cyclical(kernel, num_chains, temperature), epochs)
+    assert samples.shape == (num_chains, 4, D)
+    assert largest_deviation(samples, mean, temperature * covariance) < FITS
+    for other in {1.0, 0.25} - {temperature}:
+        assert largest_deviation(samples, mean, other * covariance) > 2 * FITS

@@ -333,6 +333,9 @@ def test_no_decay_on_normalisation_and_bias():
         (pm.schedules.Drops((1.0, 1.5), 0.1), [1, 1, 0.1, 0.01]),
         (pm.schedules.Linear(0.5, 1.5, 0.2), [1, 1, 0.6, 0.2]),
         (pm.schedules.Warmup(1.0), [0.5, 1, 1, 1]),
+        (pm.schedules.Triangle(0.2, 0.8), [0.2, 0.5, 0.8, 0.5]),
+        (pm.schedules.Triangle(0.2, 0.8, cycles=2), [0.2, 0.8, 0.2, 0.8]),
+        (pm.schedules.Triangle(0.5, 0.5), [0.5, 0.5, 0.5, 0.5]),
         (lambda progress: 0.5**progress.step, [1, 0.5, 0.25, 0.125]),
     ],
 )
@@ -741,6 +744,8 @@ BAD_OPTIONS = {
     "schedule": (lambda: Single(schedule=pm.schedules.Cosine), "schedule must be an instance"),
     "schedule value": (lambda: quiet(Single(schedule=lambda p: None), mlp(), toy()), "gave None at step 0"),
     "drops": (lambda: pm.schedules.Drops(3), "tuple of epochs"),
+    "triangle": (lambda: pm.schedules.Triangle(0.5, 0.1), "0 <= low <= high, got low=0.5 and high=0.1"),
+    "cycles": (lambda: pm.schedules.Triangle(0.1, cycles=0), "whole number of cycles, got 0"),
     "method class": (lambda: quiet(DeepEnsemble, mlp, toy()), "got DeepEnsemble"),
     "method name": (lambda: quiet("deep_ensemble", mlp, toy()), "must be an instance"),
     "member class": (lambda: DeepEnsemble(2, of=Single), "such as Single"),

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from polymode.errors import InputError, require
 
+MOST_EXACT = 300  # networks for which a map without approximations is also the faster one
+
 
 @dataclass(frozen=True)
 class Pairs:
@@ -67,5 +69,11 @@ def embedding(values: Tensor, *, perplexity: float | None = None, seed: int = 0)
     flat = values.double().reshape(number, -1)
     if bool((flat == flat[0]).all()):
         raise InputError("All networks say the same of every point: there is nothing to map.")
-    made = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(flat.numpy())
-    return torch.from_numpy(made).double()
+    # The map depends on distances alone: coordinates along all principal axes have the same.
+    centred = flat - flat.mean(0)
+    squares, axes = torch.linalg.eigh(centred @ centred.T)
+    places = (axes * squares.clamp(min=0).sqrt()).flip(1).numpy()
+    start = 1e-4 * places[:, :2] / max(float(places[:, 0].std()), 1e-300)  # as scikit-learn begins
+    method = "exact" if number <= MOST_EXACT else "barnes_hut"
+    made = TSNE(2, perplexity=perplexity, init=start, random_state=seed, method=method)
+    return torch.from_numpy(made.fit_transform(places)).double()

@@ -135,7 +135,7 @@ class CyclicalSGMCMC(Method):
             position, momentum = as_vectors(weights), state.own["momentum"][active]
             force = as_vectors({name: gradients.stacked[name][active] for name in names})
             rate = state.optimizers["rate"].rates[active, None].to(position)
-            spread = (self.temperature / objective.num_observations[active, None]).to(position)
+            spread = self.temperature / objective.num_observations[active, None].to(position)
             noise = None
             if noisy:
                 drawn = [

@@ -79,7 +79,6 @@ class Trajectory(Wrapper):
         trained = [index for index, phase in enumerate(phases) if phase.optimizers]
         total = sum(phases[index].epochs for index in trained)
         start = epochs_before("start", self.start, epochs)
-
         if self.every_steps is not None:
             self._check_steps(problem, [phases[index] for index in trained])
 

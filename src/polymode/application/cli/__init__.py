@@ -25,6 +25,8 @@ COMMANDS = {
     "train": "train one method, keep its posterior",
     "evaluate": "scores of a finished run",
     "predict": "predictions of a finished run, with their uncertainty",
+    "landscape": "pictures of networks: how they differ, what lies between them",
+    "diversity": "do members differ? from saved probabilities of any library",
     "reference": "sample the posterior itself, to judge methods by",
     "methods": "list the methods, or explain one",
     "data": "list, fetch and check data sets",
@@ -79,7 +81,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _how_to_go_on(arguments: list[str]) -> str:
-    if arguments[0] not in ("compare", "train", "reference"):
+    if arguments[0] not in ("compare", "train", "reference", "landscape"):
         return ""
     return " What was trained is kept; the same command goes on with it:\n  polymode " + shlex.join(arguments)
 

@@ -175,6 +175,8 @@ def _add(parser: argparse.ArgumentParser, each: Option) -> None:
         nargs = "*" if many else ("?" if optional else None)
         parser.add_argument(name, nargs=nargs, **options)
     else:
+        if typing.get_origin(annotation) is tuple:
+            options["nargs"] = "+"
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, **options)
 
 
@@ -312,6 +314,10 @@ def command_line(command: str, options: ScreenOptions) -> str:
         value = getattr(options, each.name)
         if each.name == "set":
             words += [f"--set={path}={json.dumps(leaf)}" for path, leaf in _leaves(value)]
+        elif isinstance(value, tuple) and each.further["place"] == "argument":
+            words += value
+        elif isinstance(value, tuple) and value:
+            words += [f"--{each.name.replace('_', '-')}", *value]
         elif value != each.default and value is True:
             words.append(f"--{each.name.replace('_', '-')}")
         elif value != each.default:

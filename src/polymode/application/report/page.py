@@ -1,6 +1,5 @@
 """The page of a comparison: tables and interactive figures in one HTML file that needs no network."""
 
-import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,10 +18,12 @@ from polymode.application.plots import (
     spread_figure,
     trace_figure,
 )
-from polymode.errors import InputError
+from polymode.application.report.shell import escape as _escape
+from polymode.application.report.shell import figure as _figure
+from polymode.application.report.shell import require_plotly, write_shell
+from polymode.application.report.shell import table as _table
 from polymode.judging.reference import Reference
 from polymode.metrics.columns import Column
-from polymode.storage import write_text
 
 TEMPLATE = Path(__file__).with_name("page.html")
 REMAINING = "_remaining"  # how the names of measures end that are shares of a dense network
@@ -30,12 +31,9 @@ REMAINING = "_remaining"  # how the names of measures end that are shares of a d
 
 def write_page(comparison: Comparison, path: str | Path, *, command: str = "") -> Path:
     """Write the page and return where it is; ``command`` is what a reader would type to make it again."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise InputError("The page needs plotly: pip install 'polymode[report]'.") from None
+    require_plotly()
     figures = "\n".join(_figure(*entry) for entry in _figures(comparison))
-    content = Template(TEMPLATE.read_text()).substitute(
+    body = Template(TEMPLATE.read_text()).substitute(
         title=_escape(comparison.title),
         summary=_summary(comparison),
         repetitions=f"Mean ± one standard error over {comparison.repetitions}."
@@ -49,15 +47,8 @@ def write_page(comparison: Comparison, path: str | Path, *, command: str = "") -
         command=_escape(command or "—"),
         versions=_escape(", ".join(f"{name} {version}" for name, version in comparison.versions.items())),
         details=_escape(json.dumps(_details(comparison), indent=2)),
-        # No part of the script may look like the end of its element.
-        plotly=get_plotlyjs().replace("</script", "<\\/script"),
     )
-    write_text(path := Path(path), content)
-    return path
-
-
-def _escape(text: object) -> str:
-    return html.escape(str(text))
+    return write_shell(path, comparison.title, body)
 
 
 # --- words and tables ----------------------------------------------------------------------------------
@@ -104,12 +95,6 @@ def _gain_cell(gain: Summary | None, digits: int) -> str:
         return "–"
     text = ("+" if gain.mean > 0 else "") + _escape(gain.text(digits))
     return text if gain.is_decided else f"{text} <i>undecided</i>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cells = "".join(f"<th>{name}</th>" for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _scores_table(comparison: Comparison) -> str:
@@ -187,18 +172,6 @@ def _details(comparison: Comparison) -> dict[str, Any]:
 
 
 # --- figures -------------------------------------------------------------------------------------------
-
-
-def _figure(drawn: Any, caption: str) -> str:
-    import plotly.io
-
-    plot = plotly.io.to_html(
-        drawn,
-        include_plotlyjs=False,
-        full_html=False,
-        config={"displaylogo": False, "responsive": True, "modeBarButtonsToRemove": ["lasso2d", "select2d"]},
-    )
-    return f"<figure>{plot}<figcaption>{caption}</figcaption></figure>"
 
 
 def _figures(comparison: Comparison) -> Iterator[tuple[Any, str]]:

@@ -1,0 +1,255 @@
+"""Independent runs, trajectories and subspaces, in numbers: Figures 2, 3, 6, 8 and 9, divergences of §5.
+
+    POLYMODE_DATA=FOLDER python experiments/loss_landscape/analysis.py RUN RUN ... --name smallcnn
+
+Runs are folders of ``polymode train --config smallcnn.yaml --seed 0`` and so on. Ten draws of each subspace
+(30 in the published code), steps relative to ‖θ₀‖ unless --steps published; random samples are held to an
+accuracy on the validation images of 0.05 below their solution's. Foreign images are Fashion-MNIST, as SVHN
+cannot be had everywhere; corruptions are made (four of the nineteen, on 1,000 images). Tables go to
+results/NAME-*.csv, with a row for each run, so that differences can be paired.
+"""
+
+import argparse
+import csv
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import polymode as pm
+from polymode import landscape
+from polymode.application.cli.runs import StoredRun
+from polymode.application.datasets.corruptions.reading import image_bytes, made_blocks
+from polymode.landscape import subspaces
+from polymode.metrics import disagreement_matrix, jensen_shannon
+from polymode.training.loop.arithmetic import with_threads
+
+CORRUPTIONS = ("gaussian_noise", "defocus_blur", "brightness", "contrast")
+SAMPLES = 5  # networks whose divergence is taken, as in the paper
+DRAWS = 10
+WAYS = ("random", "low rank of random", "diagonal", "low rank", "average")
+
+
+def drawn(runs: Sequence[pm.Particles], validation: Any, published: bool) -> list[dict[str, pm.Particles]]:
+    """The subspaces around each run."""
+    rules = dict(subspaces.FOR_ENSEMBLES)
+    if not published:
+        rules = subspaces.relative_to_length(rules)
+    found = []
+    for place, run in enumerate(runs):
+        space = landscape.WeightSpace.of(run)
+        solution = landscape.judged(space.network, next(run.only([run.num_members - 1]).draw()), *validation)
+        accept = subspaces.Acceptance(pm.ArrayData(*validation), float(1 - solution.error[0]) - 0.05)
+        each = {}
+        for name, rule in rules.items():
+            options = {"accept": accept} if name == "random" else {}
+            count = 1 if name == "average" else DRAWS
+            each[name] = subspaces.sample(rule, run, count, seed=place, **options)
+        low = rules["low rank"]
+        assert isinstance(low, subspaces.LowRankGaussian)
+        # Four directions, as the text has it. Their length is that of the random samples about their mean.
+        vectors = space.vectors(each["random"])
+        spread = float((vectors - vectors.mean(0)).norm(dim=1).mean()) / math.sqrt(len(vectors) - 1)
+        rank = min(4, each["random"].num_members - 1)
+        each["low rank of random"] = subspaces.sample(
+            subspaces.LowRankGaussian(rank, spread), each["random"], DRAWS, recent=None, seed=place
+        )
+        found.append(each)
+        print({name: e.num_members for name, e in each.items()})
+    return found
+
+
+def error_of(values: Sequence[float]) -> float:
+    """The standard error of a mean over runs."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+
+
+def jackknife(values: Tensor, statistic) -> float:
+    """The standard error of a statistic of R runs, leaving each out in turn."""
+    number = len(values)
+    each = [statistic(values[[i for i in range(number) if i != out]]) for out in range(number)]
+    return float(np.sqrt((number - 1) / number * np.sum((np.array(each) - np.mean(each)) ** 2)))
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table as CSV, numbers in four or five digits."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
+    print("wrote", path)
+
+
+def main() -> None:
+    """Read the runs, draw, judge, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("runs", nargs="+")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--steps", choices=("relative", "published"), default="relative")
+    parser.add_argument("--points", type=int, default=10_000)
+    parser.add_argument("--foreign", default="fashion_mnist")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    options = parser.parse_args()
+    with with_threads(1):
+        analyse(options)
+
+
+def analyse(options: argparse.Namespace) -> None:
+    """All tables of some runs."""
+    stored = [StoredRun.open(folder) for folder in options.runs]
+    split, ready = stored[0].split("", 0), stored[0].preprocessing(0)
+    runs = [landscape.networks_of(each.posterior(0)) for each in stored]
+    inputs, labels = split.test.inputs[: options.points], split.test.targets[: options.points]
+    validation = split.validation.inputs, split.validation.targets
+    foreign = stored[0].with_ood(stored[0].own_task, options.foreign).ood.inputs[:1000]
+    suffix = "" if options.steps == "relative" else "-published-steps"
+
+    # --- accuracies, lengths and similarity of ends and checkpoints -----------------------------------
+    rows: list[dict[str, Any]] = []
+    every = [landscape.function_values(run, inputs[:1000]) for run in runs]
+    ends = torch.cat([landscape.function_values(run.only([run.num_members - 1]), inputs) for run in runs])
+    for place, run in enumerate(runs):
+        number = run.num_members
+        tenth = landscape.function_values(run.only([10 if number > 20 else number // 4]), inputs)[0]
+        vectors = landscape.WeightSpace.of(run).vectors(run.only([0, number - 1]))
+        recent = every[place][-10:]
+        matrix = disagreement_matrix(recent)
+        rows.append(
+            {
+                "run": place,
+                "accuracy": float((ends[place].argmax(-1) == labels).double().mean()),
+                "accuracy at 10 epochs": float((tenth.argmax(-1) == labels).double().mean()),
+                "length at the start": float(vectors[0].norm()),
+                "length": float(vectors[1].norm()),
+                "disagreement of the last ten": float(matrix.sum() / (len(matrix) * (len(matrix) - 1))),
+                "disagreement of epochs 20 and 40": float(
+                    (every[place][number // 2].argmax(-1) != every[place][-1].argmax(-1)).double().mean()
+                ),
+            }
+        )
+    write(options.results / f"{options.name}-runs.csv", rows)
+    cosine = landscape.cosine_matrix([run.only([run.num_members - 1]) for run in runs])
+    apart = disagreement_matrix(ends)
+    pairs = [
+        {"runs": f"{i}-{j}", "disagreement": float(apart[i, j]), "cosine": float(cosine[i, j])}
+        for i, j in itertools.combinations(range(len(runs)), 2)
+    ]
+    write(options.results / f"{options.name}-pairs.csv", pairs)
+
+    # --- subspaces ------------------------------------------------------------------------------------
+    of_runs = drawn(runs, validation, options.steps == "published")
+    families = {"baseline": ends}
+    rows = []
+    for name in WAYS:
+        means = []
+        for place, each in enumerate(of_runs):
+            values = landscape.function_values(each[name], inputs)
+            means.append(values.double().mean(0))
+            said = values.argmax(-1)
+            row: dict[str, Any] = {"way": name, "run": place, "networks": len(values)}
+            row["accuracy of one"] = float((said == labels).double().mean())
+            row["disagreement with the end"] = float((said != ends[place].argmax(-1)).double().mean())
+            scores = landscape.scores_of(means[-1], labels)
+            base = landscape.scores_of(ends[place], labels)
+            row |= {key: scores[key] for key in scores} | {f"{k} gain": scores[k] - base[k] for k in scores}
+            if len(values) >= SAMPLES:
+                matrix = disagreement_matrix(values)
+                row["disagreement"] = float(matrix.sum() / (len(matrix) * (len(matrix) - 1)))
+                row["js"] = jensen_shannon(values[:SAMPLES])
+                row["js on foreign data"] = jensen_shannon(
+                    landscape.function_values(each[name].only(range(SAMPLES)), foreign)
+                )
+            rows.append(row)
+        families[name] = torch.stack(means)
+    for place, run in enumerate(runs):
+        last = run.only(range(run.num_members - SAMPLES, run.num_members))
+        values = landscape.function_values(last, inputs)
+        matrix = disagreement_matrix(values)
+        rows.append(
+            {
+                "way": "trajectory",
+                "run": place,
+                "networks": SAMPLES,
+                "disagreement": float(matrix.sum() / (len(matrix) * (len(matrix) - 1))),
+                "js": jensen_shannon(values),
+                "js on foreign data": jensen_shannon(landscape.function_values(last, foreign)),
+            }
+        )
+    write(options.results / f"{options.name}-subspaces{suffix}.csv", rows)
+
+    at_foreign = torch.cat([landscape.function_values(r.only([r.num_members - 1]), foreign) for r in runs])
+    summary = []
+    for name in ("independent", *WAYS, "trajectory"):
+        own = [row for row in rows if row["way"] == name]
+        if name == "independent":
+            summary.append(
+                {
+                    "way": name,
+                    "disagreement": float(np.mean([pair["disagreement"] for pair in pairs])),
+                    "disagreement_se": jackknife(
+                        ends, lambda v: float(disagreement_matrix(v).sum() / (len(v) * (len(v) - 1)))
+                    ),
+                    "js": jensen_shannon(ends),
+                    "js_se": jackknife(ends, jensen_shannon),
+                    "js on foreign data": jensen_shannon(at_foreign),
+                    "js on foreign data_se": jackknife(at_foreign, jensen_shannon),
+                }
+            )
+            continue
+        row = {"way": name}
+        for key in ("disagreement", "js", "js on foreign data", "accuracy gain", "nll gain", "brier gain"):
+            found = [each[key] for each in own if key in each]
+            if found:
+                row |= {key: float(np.mean(found)), f"{key}_se": error_of(found)}
+        summary.append(row)
+    write(options.results / f"{options.name}-summary{suffix}.csv", summary)
+
+    sizes = []
+    for name, values in families.items():
+        for each in landscape.by_ensemble_size(values, labels):
+            sizes.append({"way": name, "runs": each.num_runs, "subsets": each.num_subsets, **each.scores})
+    write(options.results / f"{options.name}-sizes{suffix}.csv", sizes)
+
+    # --- corruptions ----------------------------------------------------------------------------------
+    clean = image_bytes(inputs[:1000], ready), labels[:1000].numpy()
+    made = made_blocks(clean)
+    shifted = []
+    for severity in range(6):
+        blocks = [clean[0]] if severity == 0 else [made(name, severity)[0] for name in CORRUPTIONS]
+        images = [ready.inputs(torch.from_numpy(np.array(block)).float() / 255) for block in blocks]
+        ways = {way: [each[way] for each in of_runs] for way in ("random", "low rank", "diagonal")}
+        ways["trajectory"] = [r.only(range(r.num_members - SAMPLES, r.num_members)) for r in runs]
+        last = [run.only([run.num_members - 1]) for run in runs[:SAMPLES]]
+        ways["independent"] = [pm.Particles(runs[0].network, blocks=[b for p in last for b in p.blocks])]
+        ways["baseline"] = last
+        for name, samples in ways.items():
+            found = [
+                landscape.function_values(s.only(range(min(SAMPLES, s.num_members))), x)
+                for s in samples
+                for x in images
+            ]
+            scores = [landscape.scores_of(v.double().mean(0), labels[:1000]) for v in found]
+            js = [jensen_shannon(v) for v in found if len(v) > 1]
+            shifted.append(
+                {
+                    "way": name,
+                    "severity": severity,
+                    "accuracy": float(np.mean([s["accuracy"] for s in scores])),
+                    "brier": float(np.mean([s["brier"] for s in scores])),
+                    "js": float(np.mean(js)) if js else math.nan,
+                }
+            )
+        print("severity", severity)
+    write(options.results / f"{options.name}-shift{suffix}.csv", shifted)
+
+
+if __name__ == "__main__":
+    main()

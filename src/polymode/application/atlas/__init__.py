@@ -1,0 +1,1 @@
+"""Pictures of networks: which views some runs, checkpoints or predictions allow, and how they are made."""

@@ -1,0 +1,136 @@
+"""All views that some trainings allow, in the order of the page."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from polymode.application.atlas import opinions as say
+from polymode.application.atlas import places
+from polymode.application.atlas.material import Material, Track
+from polymode.application.atlas.opinions import MOST_IN_MATRIX, Opinions
+from polymode.application.atlas.shift import shift_view
+from polymode.application.atlas.view import View
+from polymode.errors import unknown_name
+from polymode.landscape import cosine_matrix
+from polymode.landscape.subspaces import RECENT
+
+MAPPED_RUNS = 3  # trainings on the map, as in the paper's figures
+MAPPED_DRAWS = 10
+
+
+def similarity(material: Material) -> list[View | None]:
+    """The ends of all trainings; the checkpoints of some."""
+    tracks = material.tracks
+    found = [
+        say.similarity_view(
+            material.ends(),
+            title="How the ends of trainings differ",
+            difference=material.difference,
+            cosine=cosine_matrix([track.end for track in tracks]) if len(tracks) > 1 else None,
+        )
+    ]
+    paths = [track for track in tracks if track.is_path][:MAPPED_RUNS]
+    if paths:
+        most = max(2, MOST_IN_MATRIX // len(paths))
+        kept = []
+        for track in paths:
+            number = track.networks.num_members
+            places_ = sorted({round(i * (number - 1) / (most - 1)) for i in range(most)})
+            kept.append((track, places_))
+        groups = [Opinions(t.label, material.opinions(t).values[p], "trajectory") for t, p in kept]
+        cosine = cosine_matrix([track.networks.only(p) for track, p in kept])
+        found.append(
+            say.similarity_view(
+                groups,
+                key="checkpoints",
+                title="Networks along their trainings",
+                of="all checkpoints: ",
+                difference=material.difference,
+                cosine=cosine,
+            )
+        )
+        if material.is_classes:
+            found.append(say.pairs_view([_latest(material, track) for track in tracks]))
+    return found
+
+
+def _latest(material: Material, track: Track) -> Opinions:
+    """Of a trajectory the last checkpoints, at most half of them; of any other method all networks."""
+    found = material.opinions(track)
+    if track.method != "trajectory":
+        return found
+    return Opinions(found.label, found.values[-max(1, min(RECENT, found.number // 2)) :], found.kind)
+
+
+def functions(material: Material) -> list[View | None]:
+    """A map of functions along trainings and in subspaces around their ends."""
+    groups = []
+    for track in material.tracks[:MAPPED_RUNS]:
+        groups.append(material.opinions(track))
+        if material.is_classes:
+            for name in material.rules(for_plane=False, track=track):
+                values = material.drawn_values(track, name)[:MAPPED_DRAWS]
+                groups.append(Opinions(track.label, values, name))
+    groups += [material.opinions(track, kind="member") for track in material.tracks[MAPPED_RUNS:]]
+    return [say.map_view(groups, seed=material.looking.seed)]
+
+
+def plane(material: Material) -> list[View | None]:
+    """Diversity and accuracy of subspaces and independent runs, beside the first end."""
+    if not material.is_classes:
+        return [None]
+    track, *others = material.tracks
+    groups = []
+    for name in material.rules(for_plane=True, track=track):
+        groups.append(Opinions(name, material.drawn_values(track, name, for_plane=True), name))
+    if others:
+        ends = torch.cat([material.opinions(other).values[-1:] for other in others])
+        groups.append(Opinions("independent", ends, "end"))
+    base = material.opinions(track).values[-1]
+    return [say.plane_view(base, groups, material.labels, base_name=track.label)]
+
+
+def sizes(material: Material) -> list[View | None]:
+    """Ensembles of runs, with and without subspaces."""
+    if not material.is_classes or len(material.tracks) < 2:
+        return [None]
+    families = {"baseline": torch.cat([each.values for each in material.ends()])}
+    for name in material.rules(for_plane=False, track=material.tracks[0]):
+        if all(name in material.rules(for_plane=False, track=track) for track in material.tracks):
+            means = [material.drawn_values(track, name).mean(0) for track in material.tracks]
+            families[name] = torch.stack(means)
+    return [say.sizes_view(families, material.labels)]
+
+
+Maker = Callable[[Material], Sequence[View | None]]
+VIEWS: dict[str, tuple[str, Maker]] = {
+    "similarity": ("how networks differ, pair by pair", similarity),
+    "map": ("a t-SNE map of functions", functions),
+    "plane": ("diversity and accuracy", plane),
+    "sizes": ("ensembles of runs, with and without subspaces", sizes),
+    "radial": ("the plane of the origin and two ends", places.radial_views),
+    "three": ("the plane through three ends", lambda material: [places.three_view(material)]),
+    "path": ("the straight line between two ends, and tunnels", places.path_views),
+}
+SHIFT = "shift"  # needs corruptions or foreign data
+
+
+def make_views(
+    material: Material, wanted: Sequence[str] = (), corruptions: Sequence[str] = ()
+) -> Iterator[View]:
+    """Make the views that are wanted (none named: all) and that the trainings allow."""
+    for name in wanted:
+        if name not in (*VIEWS, SHIFT):
+            raise unknown_name("view", name, (*VIEWS, SHIFT))
+    for name, (about, maker) in VIEWS.items():
+        if wanted and name not in wanted:
+            continue
+        if not material.tracks and name != "path":
+            continue
+        material.report(f"{name}: {about}")
+        yield from (view for view in maker(material) if view is not None)
+    if (not wanted or SHIFT in wanted) and material.tracks:
+        material.report(f"{SHIFT}: corrupted and foreign data")
+        view = shift_view(material, corruptions)
+        if view is not None:
+            yield view

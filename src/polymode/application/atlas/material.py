@@ -1,0 +1,250 @@
+"""What views are made of: trainings and their ends, and the data that networks are looked at on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polymode.application.atlas.opinions import Difference, Opinions
+from polymode.data import ArrayData, Preprocessing
+from polymode.errors import InputError, require
+from polymode.judging.evaluation import arrays_of
+from polymode.landscape import WeightSpace, function_values, judged
+from polymode.landscape.subspaces import (
+    FOR_ENSEMBLES,
+    FOR_PLANE,
+    Acceptance,
+    LowRankGaussian,
+    Rule,
+    relative_to_length,
+    sample,
+)
+from polymode.likelihoods import Categorical, Likelihood
+from polymode.posteriors import Particles
+from polymode.posteriors.statistics import estimated_names
+from polymode.trees import map_tree
+
+Report = Callable[[str], None]
+STATISTICS_EXAMPLES = 2000  # training examples that running statistics are estimated from
+MARGIN = 0.05  # how far below its solution a random sample may be, in accuracy
+
+
+@dataclass(frozen=True)
+class Track:
+    """A training: its checkpoints in their order, or only its end."""
+
+    label: str
+    networks: Particles
+    method: str = ""
+
+    @property
+    def end(self) -> Particles:
+        return self.networks.only([self.networks.num_members - 1])
+
+    @property
+    def is_path(self) -> bool:
+        return self.networks.num_members > 1
+
+
+@dataclass(frozen=True)
+class Looking:
+    """How closely to look.
+
+    points: test points. grid: values along an axis of a plane. draws: networks of each subspace.
+    published_steps: take the lengths of the published code as they are, which were chosen for networks of raw
+    pixels; otherwise they are carried over to the length of each solution. least_accuracy: of random samples
+    on validation data; None means 0.05 below the solution's.
+    """
+
+    points: int = 1000
+    grid: int = 25
+    draws: int = 10
+    published_steps: bool = False
+    least_accuracy: float | None = None
+    rank: int = 5
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Material:
+    """Trainings of one network, and data for them.
+
+    tunnels: paths between two of their ends. test, train, validation: labelled examples; foreign: inputs from
+    outside the distribution. folder: where arrays are kept.
+    """
+
+    tracks: Sequence[Track]
+    tunnels: Sequence[Track]
+    test: ArrayData
+    train: ArrayData | None
+    validation: ArrayData | None
+    foreign: Any
+    preprocessing: Preprocessing
+    folder: Path
+    looking: Looking = Looking()
+    report: Report = lambda message: None
+    progress: Callable[[str], Callable[[int, int], None]] = lambda title: lambda done, total: None
+    known: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require(bool(self.tracks or self.tunnels), "There are no networks to look at.")
+        for track in (*self.tracks, *self.tunnels):
+            self.space.check(track.networks.network)
+        if self.has_statistics and self.train is None:
+            raise InputError("Networks with BatchNorm need training data, for running statistics of others.")
+
+    @cached_property
+    def space(self) -> WeightSpace:
+        return WeightSpace.of((*self.tracks, *self.tunnels)[0].networks)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        return self.space.network.likelihood
+
+    @property
+    def is_classes(self) -> bool:
+        """Whether networks give probabilities of classes, so that accuracy and divergences make sense."""
+        return isinstance(self.likelihood, Categorical)
+
+    @property
+    def has_statistics(self) -> bool:
+        return bool(estimated_names(self.space.network))
+
+    @cached_property
+    def statistics(self) -> Any:
+        """Inputs for running statistics, where networks have any."""
+        if not self.has_statistics or self.train is None:
+            return None
+        return map_tree(lambda t: t[:STATISTICS_EXAMPLES], self.train.inputs)
+
+    @cached_property
+    def points(self) -> ArrayData:
+        return first(self.test, self.looking.points)
+
+    @cached_property
+    def training_points(self) -> ArrayData | None:
+        return None if self.train is None else first(self.train, self.looking.points)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """Labels of the observations among the test points."""
+        targets = self.points.targets
+        return targets[self.likelihood.observed(targets)]
+
+    @property
+    def difference(self) -> tuple[str, Difference] | None:
+        """How values of networks are compared where they are not probabilities of classes."""
+        if self.is_classes:
+            return None
+        if self.likelihood.reads == "labels":
+            return self.likelihood.difference_name, lambda v: self.likelihood.difference(
+                (v > 0.5).long().flatten(1), self.points.targets
+            )
+        targets = self.points.targets
+        return self.likelihood.difference_name, lambda v: self.likelihood.difference(v.flatten(1), targets)
+
+    def values(self, networks: Particles, inputs: Any = None) -> Tensor:
+        """What networks say of the test points (or of other inputs), [M, N, C]; tokens count one by one."""
+        found = function_values(networks, self.points.inputs if inputs is None else inputs)
+        if not self.is_classes:
+            return found
+        if inputs is None:
+            return found[:, self.likelihood.observed(self.points.targets)].flatten(1, -2)
+        return found.flatten(1, -2)
+
+    def opinions(self, track: Track, *, kind: str = "trajectory") -> Opinions:
+        """What the networks of a track say; read once."""
+        key = f"opinions of {track.label}"
+        if key not in self.known:
+            self.known[key] = self.values(track.networks)
+        return Opinions(track.label, self.known[key], kind if track.is_path else "end")
+
+    def ends(self) -> list[Opinions]:
+        return [Opinions(t.label, self.opinions(t).values[-1:], "end") for t in self.tracks]
+
+    def vector(self, track: Track) -> Tensor:
+        return self.space.vectors(track.end)[0]
+
+    def answers(self, networks: Particles, data: ArrayData) -> Tensor:
+        """Answers of networks as they are, with running statistics of their own, [M, N]."""
+        found = [judged(self.space.network, block, *arrays_of(data)) for block in networks.draw()]
+        return torch.cat([each.answers for each in found])
+
+    # --- subspaces --------------------------------------------------------------------------
+
+    def rules(self, *, for_plane: bool, track: Track) -> dict[str, Rule]:
+        """The subspaces that a track has checkpoints for."""
+        wanted: Mapping[str, Rule] = FOR_PLANE if for_plane else FOR_ENSEMBLES
+        rules = dict(wanted) if self.looking.published_steps else relative_to_length(wanted)
+        number = min(10, track.networks.num_members)
+        for name, rule in list(rules.items()):
+            if isinstance(rule, LowRankGaussian):
+                rank = min(self.looking.rank, number - 1)
+                rules[name] = LowRankGaussian(max(rank, 1), rule.scale, relative=rule.relative)
+        needed = {"diagonal": 2, "low rank": 3, "average": 2}
+        return {name: rule for name, rule in rules.items() if number >= needed.get(name, 1)}
+
+    def drawn(self, track: Track, name: str, *, for_plane: bool = False) -> Particles:
+        """Networks of a subspace around a track's end; drawn once."""
+        key = f"draws {track.label} {name} {for_plane}"
+        if key not in self.known:
+            rule = self.rules(for_plane=for_plane, track=track)[name]
+            accept = None
+            if name == "random" and not for_plane and self.is_classes:
+                accept = self._acceptance(track)
+            self.report(f"{track.label}: sampling {name}")
+            self.known[key] = sample(
+                rule,
+                track.networks,
+                1 if name == "average" else self.looking.draws,
+                seed=self.looking.seed,
+                accept=accept,
+                statistics=self.statistics,
+            )
+        return self.known[key]
+
+    def drawn_values(self, track: Track, name: str, *, for_plane: bool = False) -> Tensor:
+        key = f"values {track.label} {name} {for_plane}"
+        if key not in self.known:
+            self.known[key] = self.values(self.drawn(track, name, for_plane=for_plane))
+        return self.known[key]
+
+    def _acceptance(self, track: Track) -> Acceptance:
+        """The bound that random samples are held to, on data that are not the test points."""
+        data = self.validation or self.training_points or self.points
+        least = self.looking.least_accuracy
+        if least is None:
+            solution = judged(self.space.network, next(track.end.draw()), *arrays_of(data))
+            least = float(1 - solution.error[0]) - MARGIN
+        return Acceptance(data, max(least, 0.0))
+
+
+def first(data: ArrayData, count: int) -> ArrayData:
+    """The first examples of a data set."""
+    inputs = map_tree(lambda t: t[:count], data.inputs)
+    return ArrayData(inputs, data.targets[:count], batch_size=min(data.batch_size, count))
+
+
+def as_arrays(data: Any) -> ArrayData:
+    """A data set in memory."""
+    if isinstance(data, ArrayData):
+        return data
+    inputs, targets = arrays_of(data)
+    return ArrayData(inputs, targets, batch_size=data.batch_size)
+
+
+def check_same_points(data: Sequence[tuple[str, ArrayData]]) -> None:
+    """Raise unless all runs are looked at on the same test points."""
+    (name, one), *others = data
+    for other_name, other in others:
+        same = one.targets.shape == other.targets.shape and torch.equal(one.targets, other.targets)
+        if not same:
+            raise InputError(
+                f"{name} and {other_name} have different test points ({one.num_examples} and "
+                f"{other.num_examples}, or other targets): networks are compared on the same ones. Give data "
+                "for all of them with --data."
+            )

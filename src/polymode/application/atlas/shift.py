@@ -1,0 +1,92 @@
+"""Networks on data that drift away: corrupted images and foreign ones (Fort et al. 2019, Figure 9)."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from polymode.application.atlas.material import Material
+from polymode.application.atlas.view import Number, View
+from polymode.application.datasets.corruptions.reading import Blocks, image_bytes, made_blocks
+from polymode.application.plots import shift_figure
+from polymode.landscape import scores_of
+from polymode.metrics import jensen_shannon
+from polymode.posteriors import Particles
+
+SAMPLES = 5  # networks of each way whose divergence is taken
+
+
+def ways(material: Material) -> dict[str, list[Particles]]:
+    """Ways to several networks, each a list of samples of about five: one a training, or one in all."""
+    found: dict[str, list[Particles]] = {}
+    if len(material.tracks) >= 2:
+        ends = [track.end for track in material.tracks[:SAMPLES]]
+        found["independent"] = [Particles(material.space.network, blocks=[b for e in ends for b in e.blocks])]
+    paths = [track for track in material.tracks if track.networks.num_members > SAMPLES]
+    if paths:
+        last = range(-SAMPLES, 0)
+        found["trajectory"] = [t.networks.only([t.networks.num_members + i for i in last]) for t in paths]
+    for track in material.tracks[:SAMPLES]:
+        for name in material.rules(for_plane=False, track=track):
+            if name == "average":
+                continue
+            drawn = material.drawn(track, name)
+            if drawn.num_members >= 2:
+                some = drawn.only(range(min(SAMPLES, drawn.num_members)))
+                found.setdefault(name, []).append(some)
+    return found
+
+
+def foreign_numbers(material: Material) -> tuple[list[Number], dict[str, float]]:
+    """The Jensen–Shannon divergence of each way on foreign data."""
+    if material.foreign is None or not material.is_classes:
+        return [], {}
+    numbers, means = [], {}
+    for name, samples in ways(material).items():
+        each = torch.tensor([jensen_shannon(material.values(s, material.foreign)) for s in samples])
+        error = float(each.std() / len(each) ** 0.5) if len(each) > 1 else None
+        means[name] = float(each.mean())
+        numbers.append(Number(f"JS divergence on foreign data, {name}", means[name], error))
+    return numbers, means
+
+
+def shift_view(
+    material: Material,
+    corruptions: Sequence[str],
+    severities: Sequence[int] = (1, 2, 3, 4, 5),
+    *,
+    blocks: Callable[[np.ndarray, np.ndarray], Blocks] | None = None,
+) -> View | None:
+    """Accuracy, Brier score and divergence of each way as images are corrupted more; and on foreign data.
+
+    blocks: gives corrupted images for clean ones (bytes) and their labels; None makes them.
+    """
+    foreign, means = foreign_numbers(material)
+    if not material.is_classes or not (corruptions or foreign):
+        return None
+    of_ways = ways(material)
+    curves = {n: {"severity": [], "accuracy": [], "brier": [], "js": []} for n in of_ways}
+    levels: list[tuple[int, list[Tensor]]] = [(0, [material.points.inputs])]
+    if corruptions:
+        clean = image_bytes(material.points.inputs, material.preprocessing), material.labels.numpy()
+        made = made_blocks(clean) if blocks is None else blocks(*clean)
+        for severity in severities:
+            material.report(f"corrupting images, severity {severity}")
+            images = [torch.from_numpy(np.array(made(name, severity)[0])) for name in corruptions]
+            levels.append((severity, [material.preprocessing.inputs(each.float() / 255) for each in images]))
+    for severity, inputs in levels:
+        for name, samples in of_ways.items():
+            found = [(material.values(each, x)) for each in samples for x in inputs]
+            scores = [scores_of(values.double().mean(0), material.labels) for values in found]
+            curves[name]["severity"].append(severity)
+            for key in ("accuracy", "brier"):
+                curves[name][key].append(float(np.mean([each[key] for each in scores])))
+            curves[name]["js"].append(float(np.mean([jensen_shannon(values) for values in found])))
+    caption = (
+        f"Means over {len(corruptions)} corruptions; 0 is no corruption. " if corruptions else "Test points. "
+    ) + f"Each way averages {SAMPLES} networks; divergence is that between them."
+    arrays = {f"{name}, {key}": np.array(v) for name, each in curves.items() for key, v in each.items()}
+    arrays |= {f"{name}, JS on foreign data": np.array(value) for name, value in means.items()}
+    title = "When data drift away"
+    return View("shift", title, caption, shift_figure(curves, foreign=means or None), arrays, foreign)

@@ -1,0 +1,248 @@
+"""``polymode landscape``: pictures of the networks of runs, or of checkpoints trained elsewhere."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polymode.application.atlas.making import SHIFT, VIEWS, make_views
+from polymode.application.atlas.material import Looking, Material, Track, as_arrays, check_same_points
+from polymode.application.atlas.opinions import scores_table
+from polymode.application.cli.atlas import keep_views, show_views, survey_progress
+from polymode.application.cli.corruptions import GROUPS
+from polymode.application.cli.jobs import JobOptions, load_job, run_folder
+from polymode.application.cli.options import ComputingOptions, UsageError, command_line, config_of, option
+from polymode.application.cli.output import reporter_of
+from polymode.application.cli.runs import StoredRun
+from polymode.application.datasets.corruptions.making import ALL_CORRUPTIONS, find_frost
+from polymode.application.report import require_plotly
+from polymode.application.report.atlas_page import FORMATS
+from polymode.data import Preprocessing
+from polymode.errors import unknown_name
+from polymode.landscape import networks_of
+from polymode.likelihoods import make_likelihood
+from polymode.posteriors import from_state_dicts
+from polymode.training.loop.arithmetic import with_threads
+from polymode.trees import map_tree
+
+ABOUT = f"""Look at networks: how they differ, where they lie, what lies between them.
+
+Runs of polymode train or compare (methods such as trajectory keep checkpoints of a training), or checkpoints
+of any other library with --checkpoints, --model and --data. Views: {", ".join((*VIEWS, SHIFT))}."""
+
+
+@dataclass(frozen=True)
+class LandscapeOptions(ComputingOptions):
+    """Options of ``polymode landscape``."""
+
+    runs: tuple[str, ...] = option((), "folders of runs of one network on the same data", place="argument")
+    checkpoints: tuple[str, ...] = option(
+        (),
+        "instead of runs: files of state_dicts trained elsewhere (.safetensors, or .pt, which are read as "
+        "weights only), a network each",
+        metavar="FILE",
+    )
+    model: str = option(
+        "", "the network: needed for checkpoints, and for runs of your own code", metavar="MODEL"
+    )
+    data: str = option("", "labelled data: needed for checkpoints (default: the run's own)", metavar="DATA")
+    likelihood: str = option("", "with checkpoints: meaning of the outputs (default: what suits the data)")
+    ood: str = option("", "data set outside the distribution (default: that of the run)")
+    set: dict = option({}, "with checkpoints: options of the data (data.…) and of the model (model.…)")
+    views: str = option(
+        "", f"only these, with commas: {', '.join((*VIEWS, SHIFT))} (default: all there can be)"
+    )
+    points: int = option(1000, "test points to look at")
+    grid: int = option(25, "values along each axis of a plane")
+    draws: int = option(10, "networks of each subspace around an end")
+    corruptions: str = option(
+        "", "for images: corruptions of the view shift, with commas, or standard, or all", metavar="NAMES"
+    )
+    steps: str = option(
+        "relative",
+        "lengths of steps in subspaces: relative to the length of a solution, or as published (for raw "
+        "pixels)",
+        choices=("relative", "published"),
+    )
+    least_accuracy: float | None = option(
+        None, "of random samples on validation data (default: 0.05 below their solution)"
+    )
+    seed: int = option(0, "of samples and maps")
+    figures: str = option("", f"also write figures as files: {' or '.join(FORMATS)}, in light and dark")
+    out: str = option("", "folder of the page (default: runs/ and a name made of the options)")
+    trust: bool = option(
+        False, "import whatever code a run's folder names: only for folders you trust", place="screen"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, least in (("points", 2), ("grid", 3), ("draws", 2)):
+            if getattr(self, name) < least:
+                raise UsageError(f"--{name} must be at least {least}, got {getattr(self, name)}.")
+        if self.least_accuracy is not None and not 0 <= self.least_accuracy <= 1:
+            raise UsageError(f"--least-accuracy lies between 0 and 1, got {self.least_accuracy}.")
+        if self.figures and self.figures not in FORMATS:
+            raise unknown_name("kind of figures", self.figures, FORMATS)
+        for name in self.wanted_views:
+            if name not in (*VIEWS, SHIFT):
+                raise unknown_name("view", name, (*VIEWS, SHIFT))
+        for name in self.wanted_corruptions:
+            if name not in ALL_CORRUPTIONS:
+                raise unknown_name("corruption", name, (*ALL_CORRUPTIONS, *GROUPS))
+
+    @property
+    def wanted_views(self) -> list[str]:
+        return [name.strip() for name in self.views.split(",") if name.strip()]
+
+    @property
+    def wanted_corruptions(self) -> Sequence[str]:
+        if not self.corruptions:
+            return ()
+        return GROUPS.get(self.corruptions) or [name.strip() for name in self.corruptions.split(",")]
+
+
+def run(options: LandscapeOptions) -> None:
+    """Open the networks, make the views, write the page."""
+    require_plotly()
+    if bool(options.runs) == bool(options.checkpoints):
+        raise UsageError("Name folders of runs, or files with --checkpoints (and --model and --data).")
+    if "frost" in options.wanted_corruptions:
+        find_frost()
+    names = [Path(name).stem for name in options.runs or options.checkpoints]
+    folder = run_folder(options.out, "landscape", names[:3], config_of(options))
+    reporter = reporter_of(options)
+    looking = Looking(
+        options.points,
+        options.grid,
+        options.draws,
+        options.steps == "published",
+        options.least_accuracy,
+        seed=options.seed,
+    )
+    found = _of_runs(options) if options.runs else _of_checkpoints(options)
+    material = Material(
+        **found,
+        folder=folder,
+        looking=looking,
+        report=reporter.say,
+        progress=survey_progress(reporter),
+    )
+    with with_threads(options.threads or 1):
+        views = keep_views(make_views(material, options.wanted_views, options.wanted_corruptions), folder)
+        rows = []
+        if material.is_classes:
+            rows = scores_table([material.opinions(track) for track in material.tracks], material.labels)
+    if not views:
+        raise UsageError(
+            f"These networks allow none of the views {options.views or 'there are'}: most need two runs, or "
+            "the checkpoints of a trajectory."
+        )
+    show_views(
+        options,
+        views,
+        folder,
+        title=f"Landscape of {', '.join(names[:5])}{', …' if len(names) > 5 else ''}",
+        about=_about(material),
+        rows=rows,
+        command=command_line("landscape", options),
+        figures=options.figures,
+        details=config_of(options),
+        reporter=reporter,
+    )
+
+
+def _about(material: Material) -> str:
+    networks = sum(track.networks.num_members for track in (*material.tracks, *material.tunnels))
+    kind = type(material.space.network.module).__name__
+    return (
+        f"{len(material.tracks)} trainings, {networks} networks ({kind}, {material.space.dimension:,} "
+        f"weights), looked at on {material.points.num_examples} test points."
+    )
+
+
+def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
+    """The trainings that run folders hold, with the data of the first."""
+    tracks, tunnels, tests = [], [], []
+    first = None
+    for place, folder in enumerate(options.runs):
+        stored = StoredRun.open(
+            folder,
+            options.model,
+            [options.data, options.ood],
+            trust=options.trust,
+            baseline=place > 0 and not options.model,
+            own_data=not options.data,
+        )
+        first = first or stored
+        name = Path(folder).name
+        method = stored.manifest["method"]["name"]
+        for index in range(stored.num_posteriors):
+            if stored.place(index) > 0:  # other splits have other test points
+                continue
+            if index == 0:
+                tests.append((folder, as_arrays(stored.split(options.data, 0).test)))
+            suffix = f" seed {index}" if stored.num_posteriors > 1 else ""
+            chains = networks_of(stored.posterior(index)).chains()
+            for (_, chain), networks in chains.items():
+                label = f"{name}{suffix}" + (f" chain {chain}" if len(chains) > 1 else "")
+                (tunnels if method == "tunnel" else tracks).append(Track(label, networks, method))
+    check_same_points(tests)
+    assert first is not None
+    split = first.split(options.data, 0)
+    foreign = None
+    if options.ood:
+        foreign = first.with_ood(first.own_task, options.ood).ood
+    elif not options.data:
+        foreign = first.own_ood
+    own = split.train if not options.data else None
+    return {
+        "tracks": tracks,
+        "tunnels": tunnels,
+        "test": tests[0][1],
+        "train": None if own is None else as_arrays(own),
+        "validation": None if split.validation is None else as_arrays(split.validation),
+        "foreign": None if foreign is None else _some(as_arrays(foreign).inputs, options.points),
+        "preprocessing": first.preprocessing(0),
+    }
+
+
+def _of_checkpoints(options: LandscapeOptions) -> dict[str, Any]:
+    """Networks from files, one training each."""
+    if not options.model or not options.data:
+        raise UsageError("--checkpoints needs the network and labelled data: --model MODEL --data DATA.")
+    job = load_job(
+        JobOptions(
+            data=options.data,
+            model=options.model,
+            likelihood=options.likelihood,
+            ood=options.ood,
+            set=options.set,
+        )
+    )
+    posterior = from_state_dicts(
+        job.model, list(options.checkpoints), likelihood=make_likelihood(job.task.likelihood)
+    )
+    labels = _distinct([Path(file).stem for file in options.checkpoints])
+    tracks = [Track(label, posterior.only([i]), "checkpoint") for i, label in enumerate(labels)]
+    split = job.task.splits[0]
+    foreign = job.task.ood
+    return {
+        "tracks": tracks,
+        "tunnels": [],
+        "test": as_arrays(split.test),
+        "train": as_arrays(split.train),
+        "validation": None if split.validation is None else as_arrays(split.validation),
+        "foreign": None if foreign is None else _some(as_arrays(foreign).inputs, options.points),
+        "preprocessing": split.preprocessing or Preprocessing(),
+    }
+
+
+def _some(inputs: Any, count: int) -> Any:
+    return map_tree(lambda t: t[:count], inputs)
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """The names, numbered where they are not different."""
+    if len(set(names)) == len(names):
+        return list(names)
+    return [f"{name} ({place})" for place, name in enumerate(names)]

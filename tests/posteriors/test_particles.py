@@ -1,0 +1,139 @@
+"""Networks by their labels: some of them, and those of each chain, in memory and in files."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import polymode as pm
+from cases import BY_NAME
+from polymode.methods import DeepEnsemble, LatePhase, Single, Snapshot
+from polymode.posteriors.particles import SomeMembers, StoredMembers
+from tolerances import PASS, assert_equal_up_to_rounding
+
+CASE = BY_NAME["mlp"]
+SGD = pm.Optimizer("SGD", lr=0.05)
+X = CASE.data().inputs
+
+
+def fitted(method, **options):
+    options = {"epochs": 4, "progress": False, "backend": "loop"} | options
+    return pm.fit(method, CASE.double_factory, CASE.data(), likelihood=CASE.likelihood, **options)
+
+
+@pytest.fixture(scope="module")
+def path():
+    """Three chains of four networks, with weights."""
+    posterior = fitted(DeepEnsemble(3, of=Snapshot(4, optimizer=SGD)))
+    weights = iter(torch.linspace(-1, 2, 12, dtype=torch.float64))
+    blocks = [replace(block, log_weights=next(weights)[None]) for block in posterior.blocks]
+    return replace(posterior, blocks=blocks)
+
+
+def outputs(posterior):
+    """Of every network by itself, [M, N, classes], and their weights."""
+    module, blocks = CASE.double_factory(), list(posterior.draw())
+    members = [block.member(index) for block in blocks for index in range(block.num_members)]
+    found = torch.stack([torch.func.functional_call(module, weights, (X,)) for weights in members])
+    return found.detach(), torch.cat([block.log_weights for block in blocks]).double().softmax(0)
+
+
+def assert_mixture(posterior, whole, indices):
+    """The networks ``indices`` of the whole, in this order, with the shares that they have among themselves."""
+    (found, shares), (everything, of_all) = outputs(posterior), outputs(whole)
+    assert_equal_up_to_rounding(found, everything[indices], PASS)
+    torch.testing.assert_close(shares, of_all[indices] / of_all[indices].sum())
+    mixture = torch.einsum("m,mnc->nc", shares, found.softmax(-1))
+    torch.testing.assert_close(posterior.predict(X).mean, mixture)
+
+
+def versions(posterior, tmp_path):
+    """In memory, and as it is read back."""
+    posterior.save(tmp_path / "saved")
+    return [posterior, pm.load_posterior(tmp_path / "saved", CASE.double_factory)]
+
+
+def test_labels_name_data_set_chain_and_network(path, tmp_path):
+    expected = [[0, chain, number] for chain in range(3) for number in range(4)]
+    for each in versions(path, tmp_path):
+        assert each.labels.tolist() == expected
+
+
+@pytest.mark.parametrize("indices", [[0], [11, 2, 2, 5], [3, 4, 5], [-1, 0]])
+def test_some_networks_in_the_order_given(path, indices, tmp_path):
+    for number, each in enumerate(versions(path, tmp_path)):
+        some = each.only(indices)
+        assert some.num_members == len(indices)
+        assert some.labels.tolist() == path.labels[indices].tolist()
+        assert_mixture(some, path, indices)
+        again = some.only([some.num_members - 1, 0])  # of some of them, some
+        assert_mixture(again, path, [indices[-1], indices[0]])
+        some.save(tmp_path / f"some-{number}")
+        loaded = pm.load_posterior(tmp_path / f"some-{number}", CASE.double_factory)
+        assert loaded.labels.tolist() == some.labels.tolist()
+        assert_mixture(loaded, path, indices)
+        assert_mixture(loaded.in_memory(), path, indices)
+
+
+def test_chains_are_in_the_order_of_their_labels(path, tmp_path):
+    for each in versions(path, tmp_path):
+        chains = each.chains()
+        assert list(chains) == [(0, 0), (0, 1), (0, 2)]
+        for (_, chain), part in chains.items():
+            assert_mixture(part, path, [4 * chain + number for number in range(4)])
+    shuffled = path.only([7, 0, 11, 3, 8, 1, 4, 10, 2, 6, 9, 5]).chains()
+    for (_, chain), part in shuffled.items():
+        assert part.labels[:, 2].tolist() == [0, 1, 2, 3]
+        assert_mixture(part, path, [4 * chain + number for number in range(4)])
+
+
+def test_chains_together_are_the_whole(path):
+    parts = list(path.chains().values())
+    assert_mixture(pm.merge(parts), path, list(range(12)))
+
+
+def test_what_is_in_files_stays_there(tmp_path):
+    posterior = fitted(DeepEnsemble(2, of=Snapshot(2, optimizer=SGD)), run_dir=tmp_path / "run")
+    assert all(isinstance(block, StoredMembers) for block in posterior.blocks)
+    for part in [posterior.only([3, 0]), *posterior.chains().values()]:
+        for block in part.blocks:
+            assert isinstance(block, SomeMembers)
+            assert isinstance(block.block, StoredMembers)
+    first = next(iter(posterior.chains().values()))
+    assert_mixture(first, posterior, [0, 1])
+    assert sum(b.num_bytes for b in first.blocks) <= sum(b.num_bytes for b in posterior.blocks)
+
+
+def test_members_that_share_weights_keep_what_they_share():
+    late = LatePhase(3, start=0.5, noise=0.3, optimizer=SGD, keep_members=True)
+    posterior = fitted(late)
+    assert_mixture(posterior.only([2, 0]), posterior, [2, 0])
+    assert_mixture(posterior.chains()[0, 0], posterior, [0, 1, 2])
+
+
+def test_weights_that_are_far_apart_do_not_overflow(path):
+    far = [replace(b, log_weights=b.log_weights + 1e4 * i) for i, b in enumerate(path.blocks)]
+    heavy = replace(path, blocks=far)
+    assert torch.isfinite(heavy.only([1, 0]).predict(X).mean).all()
+    light = heavy.only([0])  # alone it has all of the weight, however little it had among the others
+    [block] = light.draw()
+    assert block.log_weights.tolist() == [0.0]
+    assert math.isclose(float(light.predict(X).mean.sum(-1).mean()), 1.0)
+
+
+def test_data_sets_are_told_apart():
+    sets = [CASE.data(13, seed=1), CASE.data(24, seed=2)]
+    both = pm.fit(
+        DeepEnsemble(2, of=Single(optimizer=SGD)),
+        CASE.double_factory,
+        sets,
+        likelihood=CASE.likelihood,
+        epochs=2,
+        progress=False,
+    )
+    joined = pm.merge(both[::-1])
+    assert list(joined.chains()) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for key, part in joined.chains().items():
+        assert part.labels.tolist() == [[*key, 0]]
+        assert_mixture(part, both[key[0]], [key[1]])

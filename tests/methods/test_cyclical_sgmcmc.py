@@ -162,9 +162,7 @@ def test_a_run_that_was_cut_in_the_noise_goes_on_with_the_same_bits(tmp_path):
     options = {"run_dir": tmp_path / "run", "checkpoint_seconds": 0.0}
     with pytest.raises(Stop):
         fitted(method, 10, observer=stop, **options)
-    for found, other in zip(
-        rows(fitted(method, 10, resume=True, **options)), rows(expected), strict=True
-    ):
+    for found, other in zip(rows(fitted(method, 10, resume=True, **options)), rows(expected), strict=True):
         assert all(torch.equal(found[name], tensor) for name, tensor in other.items())
 
 

@@ -1,4 +1,4 @@
-"""Tunnels against a loop by hand, one point at a time; places, ends, running statistics, and how low they lie."""
+"""Tunnels against a loop by hand, one point at a time; places, ends, statistics, how low they lie."""
 
 import pytest
 import torch
@@ -108,7 +108,7 @@ def by_hand(first, last, place, chain, epochs, make, prior=None, case=MLP):
     ids=["SGD", "Adam"],
 )
 def test_it_is_the_loop_by_hand(backend, optimizer, make):
-    """Two chains: the first leads from the first network to the second, the next from the third to the fourth."""
+    """Two chains: one leads from the first network to the second, the other from the third to the fourth."""
     ends = solutions(4)
     method = DeepEnsemble(2, of=Tunnel(3, prior_std=0.8, optimizer=optimizer))
     posterior = fitted(method, initial=ends, backend=backend)
@@ -192,7 +192,9 @@ def test_the_tunnel_lies_lower_than_the_straight_line():
     module = model()
 
     def loss(weights):
-        return F.cross_entropy(torch.func.functional_call(module, weights, (data.inputs,)), data.targets).item()
+        return F.cross_entropy(
+            torch.func.functional_call(module, weights, (data.inputs,)), data.targets
+        ).item()
 
     first, last = rows(ends)
     line = [{n: torch.lerp(first[n], last[n], j / 8) for n in first} for j in range(9)]
@@ -205,7 +207,7 @@ def test_the_tunnel_lies_lower_than_the_straight_line():
 
 
 def test_rounding_does_not_add_up():
-    """The place is that of the position: thousands of projections in single precision leave it where it was."""
+    """The place is that of the position: thousands of projections in single precision leave it there."""
     generator = torch.Generator().manual_seed(0)
     ends = {"a": torch.randn(2, 30, 4, generator=generator), "b": torch.randn(2, 7, generator=generator)}
     points = {
@@ -246,14 +248,18 @@ def test_ends_that_are_missing_or_the_same_are_refused_before_any_work():
     def watch(epoch):
         pytest.fail("an epoch was trained")
 
-    with pytest.raises(InputError, match=r"leads from one solution to another: pass fit\(..., initial=posterior"):
+    with pytest.raises(
+        InputError, match=r"leads from one solution to another: pass fit\(..., initial=posterior"
+    ):
         fitted(Tunnel(2), observer=watch)
     one = fitted(Single(optimizer=SGD))
     with pytest.raises(InputError, match=r"initial has 1 member, and tunnel takes 2 \(2 for each chain\)"):
         fitted(Tunnel(2), initial=one, observer=watch)
     with pytest.raises(InputError, match="are the same one"):
         fitted(Tunnel(2), initial=pm.merge([one, one]), observer=watch)
-    with pytest.raises(InputError, match=r"initial has 2 members, and deep_ensemble takes 4 \(2 for each chain\)"):
+    with pytest.raises(
+        InputError, match=r"initial has 2 members, and deep_ensemble takes 4 \(2 for each chain\)"
+    ):
         fitted(DeepEnsemble(2, of=Tunnel(2)), initial=solutions(), observer=watch)
 
 

@@ -40,7 +40,7 @@ def outputs(posterior):
 
 
 def assert_mixture(posterior, whole, indices):
-    """The networks ``indices`` of the whole, in this order, with the shares that they have among themselves."""
+    """The networks ``indices`` of the whole, in this order, with their shares among themselves."""
     (found, shares), (everything, of_all) = outputs(posterior), outputs(whole)
     assert_equal_up_to_rounding(found, everything[indices], PASS)
     torch.testing.assert_close(shares, of_all[indices] / of_all[indices].sum())

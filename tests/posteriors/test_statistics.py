@@ -39,7 +39,7 @@ def whole(posterior):
 
 
 def by_hand(weights, batches):
-    """Layer by layer: a batch is normalised by its own mean and biased variance, and the unbiased one is kept."""
+    """Layer by layer: a batch is normalised by its biased variance, and the unbiased one is kept."""
     kept = {name: 0.0 for name in weights if "running" in name}
     total = sum(map(len, batches))
     for batch in batches:

@@ -181,10 +181,10 @@ def test_exponential_weights_spread_as_the_information_of_the_data():
 def cyclical(kernel, num_chains, temperature):
     """Two cycles with noise in four fifths of each: long enough to forget where sampling began.
 
-    U/N has curvatures 1.5, 0.9 and 0.5. The variances of samples follow from a recursion over the falling rates:
-    they exceed those of the posterior by 1.7 % at most in cycles of 160 steps, 0.9 % in cycles of 400. With 300
-    and 1,200 chains the errors of variances are 6 % and 3 %, so that this is a third of an error. Of the start
-    2 % are left after the first cycle in the slowest direction, and nothing after the second.
+    U/N has curvatures 1.5, 0.9 and 0.5. The variances of samples follow from a recursion over the falling
+    rates: they exceed those of the posterior by 1.7 % at most in cycles of 160 steps, 0.9 % in cycles of 400.
+    With 300 and 1,200 chains the errors of variances are 6 % and 3 %, so that this is a third of an error. Of
+    the start 2 % are left after the first cycle in the slowest direction, and nothing after the second.
     """
     lr = 0.1 if kernel == "sgld" else 0.09
     method = CyclicalSGMCMC(kernel, 2, 2, 0.8, lr=lr, temperature=temperature, prior_std=PRIOR)

@@ -85,7 +85,9 @@ def three_view(material: Material) -> View | None:
         return None
     vectors = [material.vector(track) for track in material.tracks[:3]]
     plane = Plane.spanned(*vectors)
-    corners = {f"end of {t.label}": plane.coordinates(v) for t, v in zip(material.tracks, vectors, strict=False)}
+    corners = {
+        f"end of {t.label}": plane.coordinates(v) for t, v in zip(material.tracks, vectors, strict=False)
+    }
     x, y = (margins([place[axis] for place in corners.values()], material.looking.grid) for axis in (0, 1))
     found = _cut(material, "three", plane, x, y, material.points, None)
     quality = _quality(material)

@@ -104,7 +104,7 @@ def _run_on_test_data(options: EvaluateOptions, stored: StoredRun) -> None:
         floor = {} if reference is None else {"noise_floor": reference.noise_floor}
         print_json({"run": options.run, "posteriors": found} | floor)
         return
-    title = f"{stored.manifest['method']['name']} on {options.data or 'its test data'}"
+    title = f"{stored.stated} on {options.data or 'its test data'}"
     title += f" ({num_examples // len(found)} examples)"
     console().print(posterior_table(title, stored.posterior(0).network.likelihood, found))
     if reference is not None:
@@ -135,7 +135,7 @@ def _run_on_corruptions(options: EvaluateOptions, stored: StoredRun) -> None:
     if options.json:
         print_json({"run": options.run, "images": judged.source, "posteriors": documents})
         return
-    title = f"{stored.manifest['method']['name']} on {judged.num_images} corrupted images ({judged.source})"
+    title = f"{stored.stated} on {judged.num_images} corrupted images ({judged.source})"
     console().print(corruption_table(title, judged))
     for line in summary_lines(judged):
         say(options, line)

@@ -238,7 +238,7 @@ def wanted_methods(text: str, default: Sequence[str]) -> dict[str, str]:
     if not text:
         return {name: name for name in default}
     if text == "all":
-        return {name: name for name, method in METHODS.items() if not method.reference}
+        return {name: name for name in METHODS if _is_comparable(name)}
     wanted: dict[str, str] = {}
     for entry in text.split(","):
         label, _, name = entry.strip().partition("=")
@@ -254,6 +254,11 @@ def wanted_methods(text: str, default: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"The label {label!r} occurs twice: write other={name} to tell them apart.")
         wanted[label] = name
     return wanted
+
+
+def _is_comparable(name: str) -> bool:
+    """Whether a method competes: samplers to judge by, and those that begin at others' networks, do not."""
+    return not METHODS[name].reference and not make_method(name).needs_initial
 
 
 def how_to_run(options: JobOptions) -> ComputingSettings:

@@ -14,6 +14,7 @@ from polymode.application.cli.jobs import JobOptions, load_job, run_folder
 from polymode.application.cli.options import ComputingOptions, UsageError, command_line, config_of, option
 from polymode.application.cli.output import reporter_of
 from polymode.application.cli.runs import StoredRun
+from polymode.application.comparison import stated
 from polymode.application.datasets.corruptions.making import ALL_CORRUPTIONS, find_frost
 from polymode.application.report import require_plotly
 from polymode.application.report.atlas_page import FORMATS
@@ -185,6 +186,7 @@ def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
             chains = networks_of(stored.posterior(index)).chains()
             for (_, chain), networks in chains.items():
                 label = f"{name}{suffix}" + (f" chain {chain}" if len(chains) > 1 else "")
+                label = stated(label, stored.manifest["method"])
                 (tunnels if method == "tunnel" else tracks).append(Track(label, networks, method))
     check_same_points(tests)
     assert first is not None

@@ -63,7 +63,7 @@ def scores_table(comparison: Comparison) -> Table:
             _cell(result.summary(column.key), column.digits, best=result.label in comparison.best(column))
             for column in columns
         ]
-        table.add_row(result.label, *cells)
+        table.add_row(result.stated, *cells)
     return table
 
 
@@ -80,7 +80,7 @@ def price_table(comparison: Comparison) -> Table:
     for result in comparison.results:
         gain = comparison.gain(result)
         table.add_row(
-            result.label,
+            result.stated,
             "–" if gain is None else _signed(gain, comparison.quality.digits),
             f"{result.price['member_epochs']:,.0f}",
             f"{result.price['seconds']:,.1f} ({_ratio(result, first, 'seconds')})",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polymode.application.cli.options import UsageError
-from polymode.application.comparison import TASK_FILE
+from polymode.application.comparison import TASK_FILE, stated
 from polymode.application.datasets import characters
 from polymode.application.datasets.folders import read_images
 from polymode.application.datasets.loading import load_inputs_for_ood, load_labelled, load_task
@@ -117,6 +117,11 @@ class StoredRun:
             entry(network, "example_shape", list, task_path)
         if len(names) != len(ready):
             raise CheckpointError(f"{path} names {len(names)} posteriors, {task_path} prepares {len(ready)}.")
+
+    @property
+    def stated(self) -> str:
+        """The method's name for a table of results."""
+        return stated(self.manifest["method"]["name"], self.manifest["method"])
 
     @property
     def network(self) -> dict[str, Any]:

@@ -23,7 +23,14 @@ from polymode.application.cli.output import (
     say,
 )
 from polymode.application.cli.runs import StoredRun
-from polymode.application.comparison import Judging, Replicate, fit_replicates, judge_all, replicates_of
+from polymode.application.comparison import (
+    Judging,
+    Replicate,
+    fit_replicates,
+    judge_all,
+    replicates_of,
+    stated,
+)
 from polymode.imports import is_import
 from polymode.likelihoods import make_likelihood
 from polymode.methods import make_method
@@ -102,7 +109,9 @@ def run(options: TrainOptions) -> None:
         print_json({"folder": str(folder), "epochs": epochs, "replicates": [r["scores"] for r in judged]})
         return
     spent = sum(p.record["member_epochs"] for p in posteriors)
-    title = f"{method.name} on {job.task.name}: {spent:g} member-epochs, test scores"
+    title = (
+        f"{stated(method.name, describe(method))} on {job.task.name}: {spent:g} member-epochs, test scores"
+    )
     scores = [replicate["scores"] for replicate in judged]
     console().print(posterior_table(title, make_likelihood(job.task.likelihood), scores))
     for line in findings_lines(posteriors[0].record["findings"]):

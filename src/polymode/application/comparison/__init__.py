@@ -13,7 +13,7 @@ from polymode.application.comparison.compare import (
 )
 from polymode.application.comparison.distances import distances_text, noise_floor_text
 from polymode.application.comparison.judgement import Judgement, judge
-from polymode.application.comparison.results import Comparison, Result, Summary
+from polymode.application.comparison.results import Comparison, Result, Summary, stated
 from polymode.application.comparison.robustness import Robustness, judge_corrupted
 from polymode.application.comparison.tables import add_result, replicates_path
 
@@ -38,4 +38,5 @@ __all__ = [
     "noise_floor_text",
     "replicates_of",
     "replicates_path",
+    "stated",
 ]

@@ -99,7 +99,13 @@ def compare(
     replicates = replicates_of(task, seeds)
     if judging.reference is not None:
         check_reference_for(task, judging.reference)
-    # All of them before any is trained: a budget that one cannot be fitted with is told at once.
+    # All of them before any is trained: what one cannot be fitted with is told at once.
+    for label, method in methods.items():
+        require(
+            not method.needs_initial,
+            f"{label} begins at networks that others have trained, and a comparison trains its own: use "
+            "polymode train --initial RUN, or fit(initial=...).",
+        )
     sizes = {label: method.for_budget(budget) for label, method in methods.items()}
     _claim(folder, options or {})
     results = []

@@ -41,6 +41,24 @@ class Summary:
         return shown if self.standard_error is None else f"{shown} ±{self.standard_error:.{digits}f}"
 
 
+def temperature_of(method: Mapping[str, Any]) -> float | None:
+    """The temperature of a method as it is described, or of the one it is made of; None where it has none."""
+    if "temperature" in method:
+        return method["temperature"]
+    inner = method.get("of")
+    return temperature_of(inner) if isinstance(inner, Mapping) else None
+
+
+def stated(label: str, method: Mapping[str, Any]) -> str:
+    """The label with what results of a sampler must be read with: T = 1 is the posterior, others are not.
+
+    >>> stated("chains", {"name": "deep_ensemble", "of": {"name": "cyclical_sgmcmc", "temperature": 0.01}})
+    'chains (T = 0.01)'
+    """
+    temperature = temperature_of(method)
+    return label if temperature is None else f"{label} (T = {temperature:g})"
+
+
 @dataclass(frozen=True)
 class Result:
     """One method in a comparison.
@@ -59,6 +77,11 @@ class Result:
     num_members: int | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     learning: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def stated(self) -> str:
+        """The label for a table of results."""
+        return stated(self.label, self.method)
 
     @property
     def unit(self) -> str:
@@ -144,6 +167,8 @@ class Comparison:
         for result in self.results:
             row: dict[str, Any] = {"method": result.label, "epochs": result.epochs}
             row |= {"replicates": len(result.replicates)}
+            if (temperature := temperature_of(result.method)) is not None:
+                row["temperature"] = temperature
             for column in self.shown_columns():
                 summary = result.summary(column.key)
                 row[column.key] = None if summary is None else summary.mean

@@ -49,7 +49,7 @@ def add_heat(
         y=y,
         z=shown,
         customdata=values.astype(np.float32) if numbers else None,
-        colorbar=bar | (numbers or {"nticks": 4 if panel.width < 0.4 else 6}),
+        colorbar=bar | (numbers or {"nticks": 6}),
         hovertemplate=f"{hover}<br>{name} %{{{'customdata' if numbers else 'z'}:.4g}}<extra></extra>",
         hoverongaps=False,
         **look,

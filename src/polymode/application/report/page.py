@@ -102,7 +102,7 @@ def _scores_table(comparison: Comparison) -> str:
     arrows = {"high": " ↑", "low": " ↓"}
     head = ["method"] + [_escape(c.title) + arrows.get(str(c.better), "") for c in columns]
     rows = [
-        [f"<b>{_escape(result.label)}</b>"] + [_cell(comparison, result, column) for column in columns]
+        [f"<b>{_escape(result.stated)}</b>"] + [_cell(comparison, result, column) for column in columns]
         for result in comparison.results
     ]
     return _table(head, rows)
@@ -136,7 +136,7 @@ def _price_table(comparison: Comparison) -> str:
     for result in comparison.results:
         rows.append(
             [
-                f"<b>{_escape(result.label)}</b>",
+                f"<b>{_escape(result.stated)}</b>",
                 _gain_cell(comparison.gain(result), comparison.quality.digits),
                 f"{result.price['member_epochs']:,.0f}",
                 f"{result.price['seconds']:,.1f} (×{result.price['seconds'] / first.price['seconds']:.2g})",

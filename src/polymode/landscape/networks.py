@@ -9,7 +9,7 @@ from torch import Tensor
 from polymode.data import as_tree
 from polymode.errors import InputError, require
 from polymode.networks.members import Members, Tensors
-from polymode.posteriors import Particles, Posterior
+from polymode.posteriors import Particles, Posterior, Variational
 from polymode.posteriors.base import BLOCK_BYTES
 from polymode.posteriors.network import Network
 from polymode.samplers import as_vectors, views_of
@@ -20,8 +20,13 @@ DRAWS = 10  # networks of a posterior that can be drawn from without end, unless
 
 
 def networks_of(posterior: Posterior, num_draws: int | None = None, seed: int = 0) -> Particles:
-    """The networks that a posterior holds, each whole; of one without end so many draws."""
+    """The networks that a posterior holds, each whole; of one without end so many draws.
+
+    Of Gaussians over weights the networks at their means, unless draws are asked for.
+    """
     posterior = posterior.one_network()
+    if isinstance(posterior, Variational) and num_draws is None:
+        posterior = posterior.means()
     if isinstance(posterior, Particles) and num_draws is None:
         return posterior.as_particles()
     count = num_draws or posterior.num_members or DRAWS

@@ -3,8 +3,7 @@
 import hashlib
 import io
 import time
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,11 @@ import torch
 from torch import Tensor
 
 from polymode.data import as_data
-from polymode.data.fingerprints import fingerprint
 from polymode.errors import InputError, require
 from polymode.judging.evaluation import arrays_of
 from polymode.landscape.networks import WeightSpace
 from polymode.networks.members import Members
+from polymode.networks.surgery import structure_of
 from polymode.posteriors import Particles
 from polymode.posteriors.network import Network
 from polymode.posteriors.statistics import estimated_names, in_batches, with_statistics
@@ -105,7 +104,7 @@ def survey(
     inputs, targets = arrays_of(as_data(data))
     batches = statistics_batches(space.network, statistics)
     references = torch.zeros(0, 1) if references is None else references
-    signature = _signature(space, points, data, references, statistics)
+    signature = _signature(space, points, (inputs, targets), references, batches)
     path = None if keep is None else Path(keep)
     kept = _read(path, signature, points.count, len(references))
     next_write = time.monotonic() + KEEP_SECONDS
@@ -174,7 +173,7 @@ def _read(path: Path | None, signature: str, count: int, num_references: int) ->
                 return fresh
             arrays = {name: np.array(file[name], dtype=np.float64) for name in shapes}
             done = int(file["done"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except Exception:  # damaged and foreign files raise errors of every class
         return fresh
     whole = all(arrays[name].shape == shape for name, shape in shapes.items()) and 0 <= done <= count
     if not whole or np.isnan(arrays["loss"][:done]).any():
@@ -182,11 +181,13 @@ def _read(path: Path | None, signature: str, count: int, num_references: int) ->
     return _Kept(signature, arrays["loss"], arrays["error"], arrays["difference"], done)
 
 
-def _signature(space: WeightSpace, points: Points, data: Any, references: Tensor, statistics: Any) -> str:
+def _signature(
+    space: WeightSpace, points: Points, data: Tree, references: Tensor, batches: Sequence[Tree] | None
+) -> str:
+    network = space.network
     parts = [points.identity, digest_of({"references": references.double()}), digest_of(space.like)]
-    parts += [fingerprint(as_data(data)), digest_of(space.network.constants(space.like))]
-    parts.append(str(space.network.likelihood.config()))
-    if statistics is not None:
-        batches = statistics_batches(space.network, statistics) or ()
-        parts += [digest_of({str(i): t for i, t in enumerate(leaves(batch))}) for batch in batches]
+    parts += [digest_of(network.constants(space.like)), structure_of(network.module), network.adaptations]
+    parts.append(network.likelihood.config())
+    for each in (data, *(batches or ())):
+        parts += [(t.dtype, t.shape, digest_of({"": t})) for t in leaves(each)]
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()

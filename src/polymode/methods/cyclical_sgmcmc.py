@@ -47,6 +47,8 @@ class CyclicalSGMCMC(Method):
     summary: ClassVar[str] = "stochastic-gradient MCMC in cycles of the rate: descend, then sample"
     cost: ClassVar[str] = "one member-epoch an epoch; predicts with a pass for every sample"
 
+    tempered: ClassVar[bool] = True
+
     kernel: Kernel = option("sghmc", '`"sghmc"` (with momentum) or `"sgld"`')
     num_cycles: int = option(4, "M")
     samples_per_cycle: int = option(3, "networks kept of each cycle, at the ends of its last epochs")

@@ -50,6 +50,7 @@ class HMC(Method):
         "num_samples passes"
     )
     reference: ClassVar[bool] = True
+    tempered: ClassVar[bool] = True
 
     num_chains: int = option(
         3, "run side by side; those on one data set share step size and number of leapfrog steps"

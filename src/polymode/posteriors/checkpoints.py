@@ -47,8 +47,13 @@ def from_state_dicts(
     found: list[Tensors] = []
     for number, state in enumerate(states):
         where = str(state) if isinstance(state, str | Path) else f"State {number}"
-        given = read_state_dict(state) if isinstance(state, str | Path) else dict(state)
-        given = _without_prefixes(given, expected)
+        if not isinstance(state, str | Path | Mapping):
+            raise InputError(
+                f"{where} is a {type(state).__name__}: states are dictionaries of tensors, "
+                "module.state_dict(), or paths of files."
+            )
+        given = read_state_dict(state) if isinstance(state, str | Path) else state
+        given = _without_prefixes({str(name): tensor for name, tensor in given.items()}, expected)
         if not added <= given.keys():
             raise InputError(
                 f"The likelihood {likelihood.kind!r} learns {', '.join(sorted(added))!r} beside the network, "
@@ -89,7 +94,7 @@ def read_state_dict(path: str | Path) -> Tensors:
             f"{path} is damaged, or holds more than tensors, and reading the rest could run code: it is not "
             "read. Save module.state_dict() alone, best with safetensors."
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # damaged files raise errors of every class
         reason = shortened(" ".join(str(error).split()))
         raise CheckpointError(f"{path} is not a readable file of torch.save ({reason}).") from error
     return _state_in(content, path)
@@ -99,7 +104,7 @@ def _state_in(content: Any, path: Path) -> Tensors:
     """The dictionary of tensors in what a trainer wrote."""
     if isinstance(content, Mapping):
         if content and all(isinstance(value, Tensor) for value in content.values()):
-            return dict(content)
+            return {str(name): tensor for name, tensor in content.items()}
         for place in PLACES:
             inside = content.get(place)
             if isinstance(inside, Mapping) and inside:
@@ -132,6 +137,11 @@ def _matched(given: Mapping[str, Any], expected: Tensors, where: str, module: nn
             raise CheckpointError(
                 f"{where} belongs to another network: {name!r} is {seen} there and "
                 f"{list(expected[name].shape)} in this {type(module).__name__}."
+            )
+        if tensor.is_floating_point() != expected[name].is_floating_point() or tensor.is_complex():
+            raise CheckpointError(
+                f"{where} belongs to another network: {name!r} is {tensor.dtype} there and "
+                f"{expected[name].dtype} in this {type(module).__name__}."
             )
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise CheckpointError(f"{where}: {name!r} holds NaN or infinite numbers.")

@@ -66,13 +66,28 @@ def functions(material: Material) -> list[View | None]:
     """A map of functions along trainings and in subspaces around their ends."""
     groups = []
     for track in material.tracks[:MAPPED_RUNS]:
-        groups.append(material.opinions(track))
+        groups += _by_phase(material, track)
         if material.is_classes:
             for name in material.rules(for_plane=False, track=track):
                 values = material.drawn_values(track, name)[:MAPPED_DRAWS]
                 groups.append(Opinions(track.label, values, name))
     groups += [material.opinions(track, kind="member") for track in material.tracks[MAPPED_RUNS:]]
     return [say.map_view(groups, seed=material.looking.seed)]
+
+
+def _by_phase(material: Material, track: Track) -> list[Opinions]:
+    """What a track's networks say, phase by phase: the members of a sequence have colours of their own."""
+    found = material.opinions(track)
+    if not track.phases:
+        return [found]
+    return [
+        Opinions(
+            f"{track.label}, {phase}",
+            found.values[[i for i, other in enumerate(track.phases) if other == phase]],
+            found.kind,
+        )
+        for phase in dict.fromkeys(track.phases)
+    ]
 
 
 def plane(material: Material) -> list[View | None]:

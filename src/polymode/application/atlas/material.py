@@ -26,7 +26,7 @@ from polymode.landscape.subspaces import (
 from polymode.likelihoods import Categorical, Likelihood
 from polymode.posteriors import Particles
 from polymode.posteriors.statistics import estimated_names
-from polymode.trees import map_tree
+from polymode.trees import Tree, leaves, map_tree
 
 Report = Callable[[str], None]
 STATISTICS_EXAMPLES = 2000  # training examples that running statistics are estimated from
@@ -35,11 +35,15 @@ MARGIN = 0.05  # how far below its solution a random sample may be, in accuracy
 
 @dataclass(frozen=True)
 class Track:
-    """A training: its checkpoints in their order, or only its end."""
+    """A training: its checkpoints in their order, or only its end.
+
+    phases: in which phase of the training each network was kept, where there are several.
+    """
 
     label: str
     networks: Particles
     method: str = ""
+    phases: tuple[str, ...] = ()
 
     @property
     def end(self) -> Particles:
@@ -241,10 +245,22 @@ def check_same_points(data: Sequence[tuple[str, ArrayData]]) -> None:
     """Raise unless all runs are looked at on the same test points."""
     (name, one), *others = data
     for other_name, other in others:
-        same = one.targets.shape == other.targets.shape and torch.equal(one.targets, other.targets)
-        if not same:
+        if not same_tensors(one.targets, other.targets):
             raise InputError(
                 f"{name} and {other_name} have different test points ({one.num_examples} and "
                 f"{other.num_examples}, or other targets): networks are compared on the same ones. Give data "
                 "for all of them with --data."
             )
+        if not same_tensors(one.inputs, other.inputs):
+            raise InputError(
+                f"{name} and {other_name} were trained on examples that were prepared otherwise: their "
+                "inputs of the same test points differ, and networks are compared on the same ones."
+            )
+
+
+def same_tensors(one: Tree, other: Tree) -> bool:
+    """Whether all tensors of two trees are equal."""
+    ours, theirs = list(leaves(one)), list(leaves(other))
+    return len(ours) == len(theirs) and all(
+        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)
+    )

@@ -3,10 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
-import safetensors
 import torch
 from safetensors.numpy import load_file
 from torch import Tensor
@@ -32,10 +30,8 @@ def read_predictions(files: Sequence[str], labels_file: str = "") -> Predictions
     runs: dict[str, Tensor] = {}
     labels: Tensor | None = None
     came_from = ""
-    names = [Path(file).stem for file in files]
-    for place, file in enumerate(files):
+    for name, file in zip(distinct([Path(file).stem for file in files]), files, strict=True):
         arrays = _arrays(Path(file))
-        name = names[place] if names.count(names[place]) == 1 else f"{names[place]} ({place})"
         runs[name] = _members(arrays, file)
         found = next((arrays[n] for n in LABELS if n in arrays), None)
         if found is not None and not labels_file:
@@ -56,6 +52,13 @@ def read_predictions(files: Sequence[str], labels_file: str = "") -> Predictions
     return Predictions(runs, labels)
 
 
+def distinct(names: Sequence[str]) -> list[str]:
+    """The names, numbered where they are not different."""
+    if len(set(names)) == len(names):
+        return list(names)
+    return [f"{name} ({place})" for place, name in enumerate(names)]
+
+
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path} is not one of {', '.join(SUFFIXES)}.")
@@ -69,7 +72,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             return {path.stem: loaded}
         with loaded:
             return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, KeyError, BadZipFile, safetensors.SafetensorError) as error:
+    except Exception as error:  # damaged files raise errors of every class
         reason = " ".join(str(error).split())
         if "allow_pickle" in reason:
             reason = "it holds Python objects, which are not read"
@@ -91,14 +94,13 @@ def _members(arrays: Mapping[str, np.ndarray], file: str) -> Tensor:
             f"{file} holds {shapes}: probabilities are an array [members, points, classes], or an array "
             "[points, classes] for each member, all of one shape."
         )
-    return _checked(torch.from_numpy(np.ascontiguousarray(values)), file)
+    kind = np.float32 if values.dtype.itemsize <= 4 else np.float64  # of this machine's byte order
+    return _checked(torch.from_numpy(np.ascontiguousarray(values, dtype=kind)), file)
 
 
 def _checked(values: Tensor, file: str) -> Tensor:
     if not values.numel() or values.shape[-1] < 2:
         raise InputError(f"{file}: probabilities {list(values.shape)} need points, and at least two classes.")
-    if values.dtype == torch.float16:
-        values = values.float()
     bad = ~values.isfinite()
     if bool(bad.any()):
         place = tuple(bad.nonzero()[0].tolist())

@@ -1,6 +1,6 @@
 """``polymode landscape``: pictures of the networks of runs, or of checkpoints trained elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from polymode.application.atlas.making import SHIFT, VIEWS, make_views
 from polymode.application.atlas.material import Looking, Material, Track, as_arrays, check_same_points
 from polymode.application.atlas.opinions import scores_table
+from polymode.application.atlas.probabilities import distinct
 from polymode.application.cli.atlas import keep_views, show_views, survey_progress
 from polymode.application.cli.corruptions import GROUPS
 from polymode.application.cli.jobs import JobOptions, load_job, run_folder
@@ -165,6 +166,7 @@ def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
     """The trainings that run folders hold, with the data of the first."""
     tracks, tunnels, tests = [], [], []
     first = None
+    names = distinct([Path(folder).resolve().name for folder in options.runs])
     for place, folder in enumerate(options.runs):
         stored = StoredRun.open(
             folder,
@@ -175,7 +177,7 @@ def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
             own_data=not options.data,
         )
         first = first or stored
-        name = Path(folder).name
+        name = names[place]
         method = stored.manifest["method"]["name"]
         for index in range(stored.num_posteriors):
             if stored.place(index) > 0:  # other splits have other test points
@@ -183,11 +185,13 @@ def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
             if index == 0:
                 tests.append((folder, as_arrays(stored.split(options.data, 0).test)))
             suffix = f" seed {index}" if stored.num_posteriors > 1 else ""
-            chains = networks_of(stored.posterior(index)).chains()
+            posterior = stored.posterior(index)
+            chains = networks_of(posterior).chains()
             for (_, chain), networks in chains.items():
                 label = f"{name}{suffix}" + (f" chain {chain}" if len(chains) > 1 else "")
                 label = stated(label, stored.manifest["method"])
-                (tunnels if method == "tunnel" else tracks).append(Track(label, networks, method))
+                phases = _phases(posterior.record, stored.manifest["method"], networks.num_members)
+                (tunnels if method == "tunnel" else tracks).append(Track(label, networks, method, phases))
     check_same_points(tests)
     assert first is not None
     split = first.split(options.data, 0)
@@ -208,6 +212,16 @@ def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
     }
 
 
+def _phases(record: Mapping[str, Any], method: Mapping[str, Any], number: int) -> tuple[str, ...]:
+    """The phase that each checkpoint of a trajectory was kept in; empty where there is one, or no telling."""
+    if method.get("name") != "trajectory" or method.get("every_steps"):
+        return ()
+    epochs = [str(row.get("phase", "")) for row in record.get("history", ())]
+    kept = epochs[::-1][:: method.get("every", 1)][::-1]
+    kept = ["start", *kept] if method.get("initial") else kept
+    return tuple(kept[-number:]) if len(kept) >= number and len(set(kept)) > 1 + ("start" in kept) else ()
+
+
 def _of_checkpoints(options: LandscapeOptions) -> dict[str, Any]:
     """Networks from files, one training each."""
     if not options.model or not options.data:
@@ -224,7 +238,7 @@ def _of_checkpoints(options: LandscapeOptions) -> dict[str, Any]:
     posterior = from_state_dicts(
         job.model, list(options.checkpoints), likelihood=make_likelihood(job.task.likelihood)
     )
-    labels = _distinct([Path(file).stem for file in options.checkpoints])
+    labels = distinct([Path(file).stem for file in options.checkpoints])
     tracks = [Track(label, posterior.only([i]), "checkpoint") for i, label in enumerate(labels)]
     split = job.task.splits[0]
     foreign = job.task.ood
@@ -241,10 +255,3 @@ def _of_checkpoints(options: LandscapeOptions) -> dict[str, Any]:
 
 def _some(inputs: Any, count: int) -> Any:
     return map_tree(lambda t: t[:count], inputs)
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """The names, numbered where they are not different."""
-    if len(set(names)) == len(names):
-        return list(names)
-    return [f"{name} ({place})" for place, name in enumerate(names)]

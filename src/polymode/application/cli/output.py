@@ -101,11 +101,22 @@ def _ratio(result: Result, first: Result, key: str) -> str:
     return f"×{result.price[key] / first.price[key]:.2g}" if first.price[key] else "–"
 
 
+def _found(value: Any) -> str:
+    """What a chain says about itself, in words: a number, how many of how many, or that for each layer."""
+    if value is None:
+        return "–"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_found(each)}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return " of ".join(map(_found, value))
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+
+
 def findings_lines(chains: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the chains of a posterior said about themselves: a line for each thing, a number a chain."""
     lines = []
     for name in chains[0] if chains else ():
-        values = [f"{chain[name]:.4g}" if chain[name] is not None else "–" for chain in chains]
+        values = [_found(chain[name]) for chain in chains]
         shown = (
             values[0] if len(set(values)) == 1 else ", ".join(values[:10]) + (", …" if values[10:] else "")
         )

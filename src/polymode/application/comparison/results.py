@@ -11,6 +11,7 @@ import numpy as np
 
 from polymode.judging.reference import Reference
 from polymode.likelihoods import Likelihood
+from polymode.methods import METHODS
 from polymode.metrics.columns import Column
 
 
@@ -42,8 +43,9 @@ class Summary:
 
 
 def temperature_of(method: Mapping[str, Any]) -> float | None:
-    """The temperature of a method as it is described, or of the one it is made of; None where it has none."""
-    if "temperature" in method:
+    """The posterior's temperature of a method as it is described, or of the one that it is made of."""
+    known = METHODS.get(str(method.get("name")))
+    if known is not None and known.tempered:
         return method["temperature"]
     inner = method.get("of")
     return temperature_of(inner) if isinstance(inner, Mapping) else None

@@ -29,6 +29,7 @@ class Method(ABC):
     summary: ClassVar[str]
     cost: ClassVar[str]  # in words, for whoever chooses a method
     kept: ClassVar[str] = ""  # what ``num_parameters`` counts, where it is not everything
+    tempered: ClassVar[bool] = False  # ``temperature`` is that of the posterior: results are stated with it
     reference: ClassVar[bool] = False  # a sampler to judge others by: compared only when it is named
 
     @property

@@ -75,8 +75,8 @@ def test_rates_are_the_published_ones(cycle, members, epochs):
     expected = [1.0] * (STEPS * first)
     expected += [published(e, s, cycle, 0.5, 0.05) for e in range(of_cycles) for s in range(STEPS)]
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-4, atol=1e-5)
-    # In the paper a step has the rate of its end: what we have at step i it has at i − 1. Members are the same;
-    # the lowest rate itself is that of the paper's step before a member, and of ours after it.
+    # In the paper a step has the rate of its end: what we have at step i it has at i − 1. Members are the
+    # same; the lowest rate itself is that of the paper's step before a member, and of ours after it.
     paper = [of_the_paper(i, STEPS * cycle, 0.5, 0.05) for i in range(1, STEPS * of_cycles)]
     torch.testing.assert_close(torch.tensor(expected[STEPS * first + 1 :]), torch.tensor(paper))
     # Members are taken when epochs of the cycles are at its half, as the code does.

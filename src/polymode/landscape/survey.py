@@ -26,6 +26,7 @@ from polymode.trees import Tree, leaves, map_tree
 
 KEEP_SECONDS = 5.0  # between two writings of what is done so far
 STATISTICS_BATCH = 256
+BATCH = 256  # activations of a small convolutional network then stay in a processor's cache
 
 Progress = Callable[[int, int], None]
 
@@ -44,7 +45,7 @@ def judged(network: Network, members: Members, inputs: Tree, targets: Tensor) ->
     likelihood = network.likelihood
     loss, error = (torch.zeros(members.num_members, dtype=torch.float64) for _ in range(2))
     count, answers, entries = 0, [], 0
-    for rows, outputs, _ in Particles(network, blocks=[members]).by_points(inputs):
+    for rows, outputs, _ in Particles(network, blocks=[members]).by_points(inputs, batch_size=BATCH):
         chunk, first = targets[rows].to(network.device), map_tree(lambda t: t[0], outputs)
         likelihood.check_outputs(first, chunk)
         likelihood.check_targets(chunk, first)
@@ -168,7 +169,7 @@ def _read(path: Path | None, signature: str, count: int, num_references: int) ->
     if path is None or not path.is_file():
         return fresh
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             if str(file["signature"]) != signature:
                 return fresh
             arrays = {name: np.array(file[name], dtype=np.float64) for name in shapes}

@@ -262,6 +262,7 @@ class Posterior(ABC):
         generator: torch.Generator | None = None,
         state: Tensor | None = None,
         *,
+        batch_size: int = 1024,
         average: Averaged = "predictions",
     ) -> Iterator[tuple[slice, Tree, Tensor]]:
         """Yield (rows, outputs [M, b, ...] of *all* members, weights [M]) for chunks of points.
@@ -283,7 +284,7 @@ class Posterior(ABC):
             draws = _copy(generator, state)
             blocks: list[list[tuple[Tree, Tensor]]] = []  # of members; each a list over batches of points
             for batch, outputs, weights in self.outputs(
-                part, num_draws, draws, first_example=start, average=average
+                part, num_draws, draws, batch_size=batch_size, first_example=start, average=average
             ):
                 if batch.start == 0:
                     blocks.append([])

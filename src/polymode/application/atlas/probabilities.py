@@ -67,10 +67,10 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return {path.stem: loaded}
-        with loaded:
+        with path.open("rb") as file:
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                return {path.stem: loaded}
             return {name: loaded[name] for name in loaded.files}
     except Exception as error:  # damaged files raise errors of every class
         reason = " ".join(str(error).split())

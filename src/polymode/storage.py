@@ -178,6 +178,9 @@ class CheckedFile:
 
     path: Path
     checksum: str
+    keeper: object = field(
+        default=None, compare=False, repr=False
+    )  # holds the folder as long as the file is held
     _seen: tuple[int, ...] | None = field(default=None, init=False, compare=False, repr=False)
 
     def check(self) -> Path:

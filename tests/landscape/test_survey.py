@@ -242,7 +242,7 @@ def test_files_with_any_byte_changed_raise_nothing(made, tmp_path):
     options = {"space": space, "data": data, "references": references, "keep": keep}
     expected = survey(points=Points.of(where), **options)
     whole, random = keep.read_bytes(), np.random.default_rng(0)
-    for _ in range(150):
+    for _ in range(60):
         content = bytearray(whole)
         content[random.integers(len(content))] = random.integers(256)
         keep.write_bytes(content)

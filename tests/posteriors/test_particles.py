@@ -1,5 +1,6 @@
 """Networks by their labels: some of them, and those of each chain, in memory and in files."""
 
+import gc
 import math
 from dataclasses import replace
 
@@ -9,7 +10,8 @@ import torch
 import polymode as pm
 from cases import BY_NAME
 from polymode.methods import DeepEnsemble, LatePhase, Single, Snapshot
-from polymode.posteriors.particles import SomeMembers, StoredMembers
+from polymode.networks.members import Members
+from polymode.posteriors.particles import MemberStore, SomeMembers, StoredMembers, labels_of, rows_of
 from tolerances import PASS, assert_equal_up_to_rounding
 
 CASE = BY_NAME["mlp"]
@@ -137,3 +139,22 @@ def test_data_sets_are_told_apart():
     for key, part in joined.chains().items():
         assert part.labels.tolist() == [[*key, 0]]
         assert_mixture(part, both[key[0]], [key[1]])
+
+
+def test_members_beyond_the_memory_limit_go_to_files_that_live_as_long_as_they_are_held(monkeypatch):
+    monkeypatch.setattr("polymode.posteriors.particles.MEMORY_BYTES", 3 * 4 * 5)  # three networks of five
+    store = MemberStore()
+    numbers = [torch.full((1, 5), float(i)) for i in range(6)]
+    for each in numbers:
+        store.append(Members({"weight": each}))
+    kinds = [type(block) for block in store.blocks]
+    assert kinds == [Members] * 3 + [StoredMembers] * 3
+    folder = store.blocks[-1].file.path.parent
+    blocks = store.of_group(0).blocks
+    del store
+    gc.collect()
+    assert [rows_of(b, 0, 1).stacked["weight"][0, 0].item() for b in blocks] == list(range(6))
+    assert [labels_of(b)[0, 2].item() for b in blocks] == list(range(6))
+    del blocks
+    gc.collect()
+    assert not folder.exists()

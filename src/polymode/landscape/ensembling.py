@@ -33,10 +33,11 @@ def by_ensemble_size(probabilities: Tensor, labels: Tensor) -> list[OfSize]:
     if probabilities.ndim != 3:
         raise InputError(f"Expected probabilities [runs, points, classes], got {list(probabilities.shape)}.")
     number = len(probabilities)
+    most = math.comb(number, number // 2)
+    require(most <= MOST_SUBSETS, f"{number} runs have {most} subsets of {number // 2}: give fewer runs.")
     found = []
     for size in range(1, number + 1):
         subsets = math.comb(number, size)
-        require(subsets <= MOST_SUBSETS, f"{number} runs have {subsets} subsets of {size}: give fewer runs.")
         values = [
             scores_of(probabilities[list(s)].mean(0), labels) for s in combinations(range(number), size)
         ]

@@ -1,12 +1,15 @@
 """A finite set of networks, in memory or in files that are read when they are drawn."""
 
 import copy
+import shutil
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any, ClassVar, Self
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +35,7 @@ from polymode.storage import (
 
 # More members than this at once gain nothing from the member axis and cost memory for activations.
 BLOCK_MEMBERS = 128
+MEMORY_BYTES = 2**30  # of finished members that are kept in memory where a run has no folder
 
 
 def members_to_tensors(members: Members) -> Tensors:
@@ -123,25 +127,41 @@ def labels_of(block: Block) -> Tensor:
     return block.labels if isinstance(block, Members) else block.read("labels")
 
 
+class _Overflow:
+    """A temporary folder, removed when nobody holds it any more."""
+
+    def __init__(self) -> None:
+        self.folder = Path(mkdtemp(prefix="polymode-"))
+        finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+
 class MemberStore:
-    """Members that are finished: kept in memory, or written once to files of a folder."""
+    """Members that are finished: written once to files of a folder, or kept in memory as far as they fit.
+
+    Without a folder, what is beyond ``MEMORY_BYTES`` goes to a temporary one, which is removed when nobody
+    holds its members any more.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self.finished: list[list[Block]] = []  # one entry an ``append``, one block a group
+        self._in_memory = 0  # bytes
+        self._overflow: _Overflow | None = None
 
     def append(self, members: Members) -> None:
         """Keep a copy of the members as they are now; their labels go on from those kept before."""
         labels = members.labels.clone()
         labels[:, 2] += len(self.finished) * members.group_size
         members = replace(members, labels=labels)
-        if self.folder is None:
+        if self.folder is None and self._in_memory + members.num_bytes <= MEMORY_BYTES:
+            self._in_memory += members.num_bytes
             copy_ = members.clone()
             self.finished.append([copy_.groups(slice(g, g + 1)) for g in range(members.num_groups)])
             return
         path = self._path(len(self.finished))
         digest = write_tensors(path, members_to_tensors(members))  # a resumed run makes the same bits again
-        self._add_file(CheckedFile(path, digest), members.num_groups, members.group_size)
+        file = CheckedFile(path, digest, self._overflow)
+        self._add_file(file, members.num_groups, members.group_size)
 
     @property
     def digests(self) -> Tensor:
@@ -175,8 +195,11 @@ class MemberStore:
         self.finished.append([StoredMembers(file, group_size, g) for g in range(num_groups)])
 
     def _path(self, index: int) -> Path:
-        assert self.folder is not None
-        return self.folder / f"members-{index:05d}.safetensors"
+        folder = self.folder
+        if folder is None:
+            self._overflow = self._overflow or _Overflow()
+            folder = self._overflow.folder
+        return folder / f"members-{index:05d}.safetensors"
 
 
 @dataclass(frozen=True, repr=False)

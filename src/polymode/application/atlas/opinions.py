@@ -19,6 +19,7 @@ from polymode.landscape import Pairs, by_ensemble_size, embedding, scores_of, th
 from polymode.metrics import disagreement, disagreement_matrix, jensen_shannon, js_matrix, kl_matrix
 
 MOST_IN_MATRIX = 120  # networks; more are thinned evenly within their runs
+MOST_IN_SUBSETS = 10  # runs, of which all subsets are judged: a thousand
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ def sizes_view(families: dict[str, Tensor], labels: Tensor, *, key: str = "sizes
         return None
     curves, numbers, arrays = {}, [], {}
     for name, values in families.items():
-        found = by_ensemble_size(values, labels)
+        found = by_ensemble_size(values[:MOST_IN_SUBSETS], labels)
         curves[name] = {
             "num_runs": [each.num_runs for each in found],
             **{score: [each.scores[score] for each in found] for score in ("accuracy", "nll", "brier")},
@@ -248,6 +249,8 @@ def sizes_view(families: dict[str, Tensor], labels: Tensor, *, key: str = "sizes
         "Means over all subsets of so many runs. Within a run predictions are averaged first, then over "
         "runs. Baseline: the end of each run. Bars: deviation over subsets, which share runs."
     )
+    if max(len(values) for values in families.values()) > MOST_IN_SUBSETS:
+        caption += f" Of the first {MOST_IN_SUBSETS} runs."
     return View(key, "Ensembles of runs", caption, sizes_figure(curves), arrays, numbers)
 
 

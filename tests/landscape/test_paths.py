@@ -73,7 +73,8 @@ def circle(*angles):
 
 
 def test_a_sheet_has_the_angles_and_radii_of_its_triangles():
-    """Two segments of a known turn; between their ends lie chords, whose middle has the length cos(turn/2)."""
+    """Two segments of a known turn: chords, whose middle has the length cos(turn/2)."""
+
     def linear():
         return nn.Linear(2, 1, bias=False, dtype=torch.float64)
 
@@ -112,7 +113,9 @@ def test_a_sheet_at_the_path_is_the_path(made, tmp_path):
     half = at(modules[0], thetas[0] / 2)
     assert float(found.loss[0, 0]) == pytest.approx(scores(half, data)[0])
     asked = []
-    again = sheet(space, thetas, shares, data, keep=keep, progress=lambda *done: asked.append(done), **options)
+    again = sheet(
+        space, thetas, shares, data, keep=keep, progress=lambda *done: asked.append(done), **options
+    )
     assert asked == []
     assert torch.equal(again.loss, found.loss)
 

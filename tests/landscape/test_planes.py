@@ -89,7 +89,9 @@ def test_a_cut_is_the_modules_at_its_places():
     torch.testing.assert_close(space.vectors(posterior), torch.stack(thetas), rtol=0, atol=0)
     plane = Plane.spanned(*thetas)
     x, y = torch.linspace(-2, 6, 4).double(), torch.linspace(-1, 5, 3).double()
-    references = torch.cat([judged(posterior.network, b, data.inputs, data.targets).answers for b in posterior.draw()])
+    references = torch.cat(
+        [judged(posterior.network, b, data.inputs, data.targets).answers for b in posterior.draw()]
+    )
     found = cut(space, plane, x, y, data, references=references[:2])
     assert found.loss.shape == found.error.shape == (3, 4)
     labels = [scores(module, data)[2] for module in modules]

@@ -183,7 +183,9 @@ def test_settings_are_carried_over_to_other_lengths():
     # For a solution of that length they are the same draws.
     checkpoints = recent()
     checkpoints[-1] *= PUBLISHED_LENGTH / checkpoints[-1].norm()
-    for name, rule in relative_to_length({"random": RandomDirections(10.0), "low rank": LowRankGaussian(2)}).items():
+    for name, rule in relative_to_length(
+        {"random": RandomDirections(10.0), "low rank": LowRankGaussian(2)}
+    ).items():
         plain = {"random": RandomDirections(10.0), "low rank": LowRankGaussian(2)}[name]
         torch.testing.assert_close(draws(rule, checkpoints, 3), draws(plain, checkpoints, 3))
 
@@ -218,7 +220,9 @@ def test_only_recent_checkpoints_count(trajectory):
     modules, posterior = trajectory
     thetas = torch.stack([flat(module) for module in modules])
     torch.testing.assert_close(vectors(sample(WeightAverage(), posterior, 1))[0], thetas[-10:].mean(0))
-    torch.testing.assert_close(vectors(sample(WeightAverage(), posterior, 1, recent=3))[0], thetas[-3:].mean(0))
+    torch.testing.assert_close(
+        vectors(sample(WeightAverage(), posterior, 1, recent=3))[0], thetas[-3:].mean(0)
+    )
     every = sample(WeightAverage(), posterior, 1, recent=None)
     torch.testing.assert_close(vectors(every)[0], thetas.mean(0))
     torch.testing.assert_close(vectors(sample(WeightAverage(), posterior, 1, recent=99)), vectors(every))

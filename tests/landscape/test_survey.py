@@ -299,7 +299,7 @@ def test_statistics_are_part_of_what_a_file_is_about(tmp_path):
 
 def test_batch_norm_without_statistics_is_refused():
     modules, posterior = trained_elsewhere(lambda: mlp(batch_norm=True), 1)
-    with pytest.raises(InputError, match="has BatchNorm, .* pass statistics="):
+    with pytest.raises(InputError, match=r"has BatchNorm, .* pass statistics="):
         survey(WeightSpace.of(posterior), Points.of(flat(modules[0])[None]), points())
 
 

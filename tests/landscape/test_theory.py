@@ -149,7 +149,7 @@ def test_an_exponent_is_found_among_sampling_noise(exponent):
 
 
 def test_what_has_no_limits_is_refused():
-    with pytest.raises(InputError, match="better than chance, 1/10; the accuracy is 0.1"):
+    with pytest.raises(InputError, match=r"better than chance, 1/10; the accuracy is 0.1"):
         perturbed_disagreement(one(0.1), 0.1, 10)
     with pytest.raises(InputError, match=r"between 0 and 1, got 1\.2"):
         independent_disagreement(one(0.5), 1.2, 10)

@@ -259,6 +259,51 @@ def test_diversity_against_naive_loops():
         metrics.disagreement(p[:1])
 
 
+def naive_kl(p, q):
+    """In nats, point by point and class by class; 0 log 0 is 0."""
+    terms = [
+        sum(a * (math.log(a) - math.log(b)) for a, b in zip(r, s, strict=True) if a > 0)
+        for r, s in zip(p, q, strict=True)
+    ]
+    return sum(terms) / len(terms)
+
+
+def test_matrices_of_pairs_against_naive_loops():
+    p = torch.randn(5, 20, 4, generator=torch.Generator().manual_seed(6)).softmax(-1).double()
+    p[0, :7] = torch.tensor([0.5, 0.5, 0.0, 0.0]).double()
+    p[1, :7] = torch.tensor(
+        [0.25, 0.25, 0.5, 0.0]
+    ).double()  # zero where the others are not, and the same zero
+    differ, kl, js = metrics.disagreement_matrix(p), metrics.kl_matrix(p), metrics.js_matrix(p)
+    each = p.tolist()
+    for i, j in itertools.product(range(5), repeat=2):
+        labels = [[row.index(max(row)) for row in each[member]] for member in (i, j)]
+        assert float(differ[i, j]) == pytest.approx(np.mean([a != b for a, b in zip(*labels, strict=True)]))
+        if i in (0, 1) or j not in (0, 1):  # others have mass where these have none
+            if (i, j) != (1, 0):
+                assert float(kl[i, j]) == pytest.approx(naive_kl(each[i], each[j]), abs=1e-12)
+        middle = [
+            [(a + b) / 2 for a, b in zip(r, s, strict=True)] for r, s in zip(each[i], each[j], strict=True)
+        ]
+        expected = (naive_kl(each[i], middle) + naive_kl(each[j], middle)) / 2
+        assert float(js[i, j]) == pytest.approx(expected, abs=1e-12)
+        if i != j:
+            assert float(js[i, j]) == pytest.approx(metrics.jensen_shannon(p[[i, j]]), abs=1e-12)
+    assert float(kl[1, 0]) > 50  # without end in truth: what was impossible happens in a third of all points
+    assert float(js.max()) <= math.log(2)
+    assert torch.equal(js.diagonal(), torch.zeros(5).double())
+    assert torch.equal(differ, differ.T)
+    # Of single precision, too: a page reads what somebody has saved.
+    torch.testing.assert_close(metrics.js_matrix(p.float()), js, rtol=1e-4, atol=1e-6)
+    apart = torch.eye(2).double()[:, None].expand(2, 3, 2)
+    assert float(metrics.js_matrix(apart)[0, 1]) == pytest.approx(math.log(2))
+    for matrix in (metrics.disagreement_matrix, metrics.kl_matrix, metrics.js_matrix):
+        with pytest.raises(InputError, match="at least two members"):
+            matrix(p[:1])
+        with pytest.raises(InputError, match=r"got \[5, 20\]"):
+            matrix(p[..., 0])
+
+
 def test_cosine_of_weights():
     members = pm.Members({"a": torch.tensor([[1.0, 0.0], [0.0, 2.0]]), "b": torch.tensor([1.0, 2.0])})
     similarity = metrics.cosine_similarity(members)

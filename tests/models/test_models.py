@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
@@ -274,6 +275,26 @@ def test_initial_weights_are_those_of_haiku():
     assert module.embedding.weight.std().item() == pytest.approx(truncated, rel=0.01)
     assert module.lstm.weight_input.std().item() == pytest.approx(truncated / 192**0.5, rel=0.02)
     assert module.lstm.weight_hidden.std().item() == pytest.approx(truncated / 192**0.5, rel=0.02)
+
+
+def test_plain_cnns_are_drawn_as_published():
+    """U(−b, b) with b² = 6/(fan_in + fan_out); of biases both fans are their length, b² = 3/n."""
+    module = MediumCNN(initialisation="xavier")
+    weights, biases = [], []
+    for layer in (part for part in module.modules() if isinstance(part, nn.Conv2d | nn.Linear)):
+        area = layer.weight[0, 0].numel()
+        bound = (6 / (area * sum(layer.weight.shape[:2]))) ** 0.5
+        weights.append(layer.weight.detach().flatten() / bound)
+        biases.append(layer.bias.detach() / (3 / len(layer.bias)) ** 0.5)
+    assert len(weights) == 5
+    for drawn in (*weights, torch.cat(biases)):
+        # In [−1, 1] and uniform: Kolmogorov's statistic is above 1.95/√n with a probability of 1e-3.
+        assert stats.kstest((drawn.numpy() + 1) / 2, "uniform").statistic < 1.95 / len(drawn) ** 0.5
+    assert all(float(bias.abs().max()) <= 1 for bias in biases)
+    usual = MediumCNN().classifier
+    assert float(usual.weight.abs().max()) <= usual.in_features**-0.5  # as PyTorch draws them
+    with pytest.raises(pm.errors.InputError, match=r"Unknown initialisation 'xavire'. Did you mean 'xavier'"):
+        SmallCNN(initialisation="xavire")
 
 
 def _filter_response_norm(images, weight, bias, threshold):

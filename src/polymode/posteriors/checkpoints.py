@@ -61,7 +61,7 @@ def from_state_dicts(
                 "level. Use FixedGaussian(std=...) with the deviation of its residuals on held-out data, or "
                 "'heteroscedastic_gaussian' where the network gives one."
             )
-        found.append(_matched(given, expected, where, whole))
+        found.append(_matched(_untied(given, where, whole), expected, where, whole))
     require(bool(found), "from_state_dicts needs at least one state.")
     stacked = {name: join([_laid_out(state[name])[None] for state in found]) for name in found[0]}
     return Particles(Network(prepare(whole), likelihood, backend), blocks=[Members(stacked)])
@@ -114,6 +114,27 @@ def _state_in(content: Any, path: Path) -> Tensors:
             f"{path} holds {shortened(shown)}, and none of {', '.join(PLACES)} is a dictionary of tensors."
         )
     raise CheckpointError(f"{path} holds a {type(content).__name__}, not a dictionary of tensors.")
+
+
+def _untied(given: Mapping[str, Any], where: str, module: nn.Module) -> dict[str, Any]:
+    """The state with every tensor that a module has under several names under the first of them, too."""
+    named = (*module.named_parameters(), *module.named_buffers())  # each once
+    first, state = {id(tensor): name for name, tensor in named}, dict(given)
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        known = first.get(id(tensor), name)
+        if known == name or name not in state:
+            continue
+        one, other = state.setdefault(known, state[name]), state[name]
+        if isinstance(one, Tensor) and isinstance(other, Tensor) and not _same(one, other):
+            raise CheckpointError(
+                f"{where} belongs to another network: {known!r} and {name!r} differ there, and are one "
+                f"tensor in this {type(module).__name__}."
+            )
+    return state
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _matched(given: Mapping[str, Any], expected: Tensors, where: str, module: nn.Module) -> Tensors:

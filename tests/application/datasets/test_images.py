@@ -68,6 +68,16 @@ def test_cifar10_as_the_hmc_samples_saw_it(cifar):
         cifar10(cifar, normalise="hcm")
 
 
+def test_cifar10_with_pixels_as_they_are(cifar):
+    """Values from 0 to 255, as Fort et al. (2019) have them."""
+    split = cifar10(cifar, normalise="raw").splits[0]
+    pixels = torch.from_numpy(PIXELS.reshape(-1, 3, 32, 32)).float()
+    torch.testing.assert_close(split.train.inputs, pixels[:10], rtol=1e-6, atol=0)
+    torch.testing.assert_close(split.test.inputs, pixels[10:], rtol=1e-6, atol=0)
+    assert float(split.train.inputs.max()) > 200
+    assert torch.equal(split.preprocessing.inputs(pixels[:10] / 255), split.train.inputs)
+
+
 def test_the_last_images_validate_and_the_first_are_trained_on(cifar):
     split = cifar10(cifar, augment=True, num_validation=3, num_train=4).splits[0]
     assert split.train.targets.tolist() == LABELS[:4]

@@ -5,7 +5,7 @@
 Runs are folders of ``polymode train --config smallcnn.yaml --seed 0`` and so on. Ten draws of each subspace
 (30 in the published code), steps relative to ‖θ₀‖ unless --steps published; random samples are held to an
 accuracy on the validation images of 0.05 below their solution's, with 25 tries each (five in the code).
-Foreign images are Fashion-MNIST, as SVHN cannot be had everywhere; corruptions are made (four of the nineteen,
+Foreign images are Fashion-MNIST, as SVHN cannot be had everywhere; corruptions are made (four of nineteen,
 on 1,000 images). Tables go to results/NAME-*.csv, a row a run, so that differences can be paired.
 """
 
@@ -13,7 +13,8 @@ import argparse
 import csv
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from polymode.application.datasets.downloads import data_folder
 from polymode.application.datasets.images import fashion_mnist
 from polymode.data import Preprocessing
 from polymode.landscape import subspaces
-from polymode.metrics import disagreement_matrix, jensen_shannon
+from polymode.metrics import disagreement, disagreement_matrix, jensen_shannon, js_matrix
+from polymode.seeds import derive_seed
 from polymode.training.loop.arithmetic import with_threads
 
 CORRUPTIONS = ("gaussian_noise", "defocus_blur", "brightness", "contrast")
@@ -39,7 +41,9 @@ DRAWS = 10
 WAYS = ("random", "low rank of random", "diagonal", "low rank", "average")
 
 
-def drawn(runs: Sequence[pm.Particles], validation: Any, published: bool) -> list[dict[str, pm.Particles]]:
+def drawn(
+    runs: Sequence[pm.Particles], validation: Any, statistics: Tensor, *, published: bool
+) -> list[dict[str, pm.Particles]]:
     """The subspaces around each run."""
     rules = dict(subspaces.FOR_ENSEMBLES)
     if not published:
@@ -47,22 +51,20 @@ def drawn(runs: Sequence[pm.Particles], validation: Any, published: bool) -> lis
     found = []
     for place, run in enumerate(runs):
         space = landscape.WeightSpace.of(run)
-        solution = landscape.judged(space.network, next(run.only([run.num_members - 1]).draw()), *validation)
+        solution = landscape.judged(space.network, next(run.last.draw()), *validation)
         least = float(1 - solution.error[0]) - 0.05
         accept = subspaces.Acceptance(pm.ArrayData(*validation), least, tries=25)
         each = {}
         for name, rule in rules.items():
             options = {"accept": accept} if name == "random" else {}
             count = 1 if name == "average" else DRAWS
-            each[name] = subspaces.sample(rule, run, count, seed=place, **options)
+            seed = derive_seed(place, name)
+            each[name] = subspaces.sample(rule, run, count, seed=seed, statistics=statistics, **options)
         low = rules["low rank"]
         assert isinstance(low, subspaces.LowRankGaussian)
-        # Four directions, as the text has it. Their length is that of the random samples about their mean.
-        vectors = space.vectors(each["random"])
-        spread = float((vectors - vectors.mean(0)).norm(dim=1).mean()) / math.sqrt(len(vectors) - 1)
-        rank = min(4, each["random"].num_members - 1)
+        four = replace(low, rank=min(4, each["random"].num_members - 1))  # directions, as the text has it
         each["low rank of random"] = subspaces.sample(
-            subspaces.LowRankGaussian(rank, spread), each["random"], DRAWS, recent=None, seed=place
+            four, each["random"], DRAWS, recent=None, seed=place, statistics=statistics
         )
         found.append(each)
         print({name: e.num_members for name, e in each.items()})
@@ -81,11 +83,43 @@ def error_of(values: Sequence[float]) -> float:
     return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
 
 
-def jackknife(values: Tensor, statistic) -> float:
-    """The standard error of a statistic of R runs, leaving each out in turn."""
+def error_of_runs(values: Tensor, statistic: Callable[[Tensor], float]) -> float:
+    """The standard error of a statistic of runs [R, ...], leaving each out in turn; NaN below three."""
     number = len(values)
+    if number < 3:
+        return math.nan
     each = [statistic(values[[i for i in range(number) if i != out]]) for out in range(number)]
-    return float(np.sqrt((number - 1) / number * np.sum((np.array(each) - np.mean(each)) ** 2)))
+    return landscape.jackknife(each)
+
+
+def gain(values: Tensor, base: Tensor, labels: Tensor, size: int, score: str) -> dict[str, float]:
+    """What a way gains over the ends of its runs in ensembles of a size, and its standard error over runs."""
+
+    def mean(both: Tensor) -> float:
+        ours, theirs = (landscape.by_ensemble_size(part, labels)[size - 1] for part in both.unbind(1))
+        return ours.scores[score] - theirs.scores[score]
+
+    both = torch.stack([values.double(), base.double()], 1)
+    error = error_of_runs(both, mean) if size < len(values) else math.nan
+    return {f"{score} gain": mean(both), f"{score} gain_se": error}
+
+
+def js_error(values: Tensor) -> float:
+    """The standard error of the divergence of R runs: that of the mean over pairs, scaled to R of them.
+
+    The divergence of fewer runs is smaller: leaving out runs would move its mean; that of pairs it does not.
+    """
+    pairs = js_matrix(values)
+    number = len(values)
+
+    def mean(kept: Sequence[int]) -> float:
+        part = pairs[kept][:, kept]
+        return float(part.sum() / (len(kept) * (len(kept) - 1)))
+
+    if number < 3:
+        return math.nan
+    left_out = [mean([i for i in range(number) if i != out]) for out in range(number)]
+    return landscape.jackknife(left_out) * jensen_shannon(values) / mean(list(range(number)))
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -125,29 +159,27 @@ def analyse(options: argparse.Namespace) -> None:
 
     # --- accuracies, lengths and similarity of ends and checkpoints -----------------------------------
     rows: list[dict[str, Any]] = []
-    every = [landscape.function_values(run, inputs[:1000]) for run in runs]
-    ends = torch.cat([landscape.function_values(run.only([run.num_members - 1]), inputs) for run in runs])
+    latest = [run.only(range(run.num_members - 10, run.num_members)) for run in runs]
+    recent = [landscape.function_values(each, inputs) for each in latest]
+    ends = torch.cat([landscape.function_values(run.last, inputs) for run in runs])
+    method = stored[0].manifest["method"]
+    first = 0 if method["initial"] else 1  # the epoch of the first checkpoint
     for place, run in enumerate(runs):
-        number = run.num_members
-        tenth = landscape.function_values(run.only([10 if number > 20 else number // 4]), inputs)[0]
-        vectors = landscape.WeightSpace.of(run).vectors(run.only([0, number - 1]))
-        recent = every[place][-10:]
-        matrix = disagreement_matrix(recent)
-        rows.append(
-            {
-                "run": place,
-                "accuracy": float((ends[place].argmax(-1) == labels).double().mean()),
-                "accuracy at 10 epochs": float((tenth.argmax(-1) == labels).double().mean()),
-                "length at the start": float(vectors[0].norm()),
-                "length": float(vectors[1].norm()),
-                "disagreement of the last ten": float(matrix.sum() / (len(matrix) * (len(matrix) - 1))),
-                "disagreement of epochs 20 and 40": float(
-                    (every[place][number // 2].argmax(-1) != every[place][-1].argmax(-1)).double().mean()
-                ),
-            }
-        )
+        vectors = landscape.WeightSpace.of(run).vectors(run.only([0, run.num_members - 1]))
+        length = vectors.norm(dim=1).tolist()
+        row: dict[str, Any] = {
+            "run": place,
+            "accuracy": float((ends[place].argmax(-1) == labels).double().mean()),
+            f"length after epoch {first}": length[0],
+            "length at the end": length[1],
+            "disagreement of the last ten epochs": disagreement(recent[place]),
+        }
+        if run.num_members > 10 - first:
+            tenth = landscape.function_values(run.only([10 - first]), inputs)[0]
+            row["accuracy after epoch 10"] = float((tenth.argmax(-1) == labels).double().mean())
+        rows.append(row)
     write(options.results / f"{options.name}-runs.csv", rows)
-    cosine = landscape.cosine_matrix([run.only([run.num_members - 1]) for run in runs])
+    cosine = landscape.cosine_matrix([run.last for run in runs])
     apart = disagreement_matrix(ends)
     pairs = [
         {"runs": f"{i}-{j}", "disagreement": float(apart[i, j]), "cosine": float(cosine[i, j])}
@@ -156,7 +188,8 @@ def analyse(options: argparse.Namespace) -> None:
     write(options.results / f"{options.name}-pairs.csv", pairs)
 
     # --- subspaces ------------------------------------------------------------------------------------
-    of_runs = drawn(runs, validation, options.steps == "published")
+    statistics = split.train.inputs[:2000]
+    of_runs = drawn(runs, validation, statistics, published=options.steps == "published")
     families = {"baseline": ends}
     rows = []
     for name in WAYS:
@@ -165,15 +198,14 @@ def analyse(options: argparse.Namespace) -> None:
             values = landscape.function_values(each[name], inputs)
             means.append(values.double().mean(0))
             said = values.argmax(-1)
-            row: dict[str, Any] = {"way": name, "run": place, "networks": len(values)}
+            row = {"way": name, "run": place, "networks": len(values)}
             row["accuracy of one"] = float((said == labels).double().mean())
             row["disagreement with the end"] = float((said != ends[place].argmax(-1)).double().mean())
             scores = landscape.scores_of(means[-1], labels)
             base = landscape.scores_of(ends[place], labels)
             row |= {key: scores[key] for key in scores} | {f"{k} gain": scores[k] - base[k] for k in scores}
             if len(values) >= SAMPLES:
-                matrix = disagreement_matrix(values)
-                row["disagreement"] = float(matrix.sum() / (len(matrix) * (len(matrix) - 1)))
+                row["disagreement"] = disagreement(values)
                 row["js"] = jensen_shannon(values[:SAMPLES])
                 row["js on foreign data"] = jensen_shannon(
                     landscape.function_values(each[name].only(range(SAMPLES)), foreign)
@@ -183,20 +215,19 @@ def analyse(options: argparse.Namespace) -> None:
     for place, run in enumerate(runs):
         last = run.only(range(run.num_members - SAMPLES, run.num_members))
         values = landscape.function_values(last, inputs)
-        matrix = disagreement_matrix(values)
         rows.append(
             {
                 "way": "trajectory",
                 "run": place,
                 "networks": SAMPLES,
-                "disagreement": float(matrix.sum() / (len(matrix) * (len(matrix) - 1))),
+                "disagreement": disagreement(values),
                 "js": jensen_shannon(values),
                 "js on foreign data": jensen_shannon(landscape.function_values(last, foreign)),
             }
         )
     write(options.results / f"{options.name}-subspaces{suffix}.csv", rows)
 
-    at_foreign = torch.cat([landscape.function_values(r.only([r.num_members - 1]), foreign) for r in runs])
+    at_foreign = torch.cat([landscape.function_values(r.last, foreign) for r in runs])
     summary = []
     for name in ("independent", *WAYS, "trajectory"):
         own = [row for row in rows if row["way"] == name]
@@ -205,13 +236,11 @@ def analyse(options: argparse.Namespace) -> None:
                 {
                     "way": name,
                     "disagreement": float(np.mean([pair["disagreement"] for pair in pairs])),
-                    "disagreement_se": jackknife(
-                        ends, lambda v: float(disagreement_matrix(v).sum() / (len(v) * (len(v) - 1)))
-                    ),
+                    "disagreement_se": error_of_runs(ends, disagreement),
                     "js": jensen_shannon(ends),
-                    "js_se": jackknife(ends, jensen_shannon),
+                    "js_se": js_error(ends),
                     "js on foreign data": jensen_shannon(at_foreign),
-                    "js on foreign data_se": jackknife(at_foreign, jensen_shannon),
+                    "js on foreign data_se": js_error(at_foreign),
                 }
             )
             continue
@@ -226,7 +255,11 @@ def analyse(options: argparse.Namespace) -> None:
     sizes = []
     for name, values in families.items():
         for each in landscape.by_ensemble_size(values, labels):
-            sizes.append({"way": name, "runs": each.num_runs, "subsets": each.num_subsets, **each.scores})
+            size = {"way": name, "runs": each.num_runs, "subsets": each.num_subsets, **each.scores}
+            if name != "baseline" and each.num_runs < len(runs):
+                for score in ("accuracy", "nll", "brier"):
+                    size |= gain(values, families["baseline"], labels, each.num_runs, score)
+            sizes.append(size)
     write(options.results / f"{options.name}-sizes{suffix}.csv", sizes)
 
     # --- corruptions ----------------------------------------------------------------------------------
@@ -238,7 +271,7 @@ def analyse(options: argparse.Namespace) -> None:
         images = [ready.inputs(torch.from_numpy(np.array(block)).float() / 255) for block in blocks]
         ways = {way: [each[way] for each in of_runs] for way in ("random", "low rank", "diagonal")}
         ways["trajectory"] = [r.only(range(r.num_members - SAMPLES, r.num_members)) for r in runs]
-        last = [run.only([run.num_members - 1]) for run in runs[:SAMPLES]]
+        last = [run.last for run in runs[:SAMPLES]]
         ways["independent"] = [pm.Particles(runs[0].network, blocks=[b for p in last for b in p.blocks])]
         ways["baseline"] = last
         for name, samples in ways.items():

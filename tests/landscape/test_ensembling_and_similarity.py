@@ -18,6 +18,7 @@ from polymode.landscape import (
     cosine_matrix,
     embedding,
     function_values,
+    jackknife,
     networks_of,
     within_and_between,
 )
@@ -87,7 +88,29 @@ def test_pairs_within_runs_and_between_them_by_hand():
     assert inside.standard_error == pytest.approx(np.std([2, 5], ddof=1) / math.sqrt(2))
     pairs = [6.5, 5.0, 5.0]  # of runs: (7, 3), (7, 5) and (3, 5), both directions of each
     assert (across.mean, across.count) == (pytest.approx(np.mean(pairs)), 3)
-    assert across.standard_error == pytest.approx(np.std(pairs, ddof=1) / math.sqrt(3))
+    # The jackknife: (R − 1)/R Σ (θ₋ᵣ − θ̄)², and of three runs each leaves one pair.
+    assert across.standard_error == pytest.approx(math.sqrt(2 / 3 * np.sum((pairs - np.mean(pairs)) ** 2)))
+
+
+def test_the_jackknife_knows_that_pairs_share_runs():
+    """|x_i − x_j| of runs x ~ N(0, 1): beside the deviation over many such experiments.
+
+    The jackknife's variance of a U-statistic is too large by a share of order 1/R rather than too small; the
+    naive error, over pairs as if they were independent, is about half of the truth for ten runs.
+    """
+    generator = torch.Generator().manual_seed(0)
+    means, ours = [], []
+    for _ in range(400):
+        x = torch.randn(10, generator=generator, dtype=torch.float64)
+        _, across = within_and_between((x[:, None] - x).abs(), list(range(10)))
+        means.append(across.mean)
+        ours.append(across.standard_error**2)
+    # A deviation of 400 experiments has a relative error of 1/√800 = 3.5 %.
+    assert math.sqrt(np.mean(ours)) == pytest.approx(np.std(means, ddof=1), rel=4 / math.sqrt(800) + 0.1)
+    values = [3.0, 5.0, 10.0, 2.0]  # of a mean the jackknife is the usual standard error
+    left_out = [(sum(values) - v) / 3 for v in values]
+    assert jackknife(left_out) == pytest.approx(np.std(values, ddof=1) / 2)
+    assert math.isnan(jackknife([1.0, 2.0]))
 
 
 def test_pairs_that_are_not_there():

@@ -191,8 +191,6 @@ def spoilt(kind, path, whole, touched):
         np.savez(path, **arrays | {"done": np.array(COUNT + 1)})
     elif kind == "many counts":
         np.savez(path, **arrays | {"done": np.array([1, 2])})
-    elif kind == "NaN":
-        np.savez(path, **arrays | {"loss": np.full(COUNT, np.nan)})
     elif kind == "words":
         np.savez(path, **arrays | {"loss": np.array(["x"] * COUNT)})
     elif kind == "pickle":
@@ -215,7 +213,6 @@ def spoilt(kind, path, whole, touched):
         "shape",
         "too much",
         "many counts",
-        "NaN",
         "words",
         "pickle",
         "bare pickle",
@@ -247,6 +244,19 @@ def test_files_with_any_byte_changed_raise_nothing(made, tmp_path):
         content[random.integers(len(content))] = random.integers(256)
         keep.write_bytes(content)
         assert_same(survey(points=Points.of(where), **options), expected)
+
+
+def test_losses_without_end_are_not_computed_again(tmp_path):
+    """Far from the solutions a loss may be NaN: that is what is there."""
+    modules, posterior = trained_elsewhere(mlp, 1)
+    where = torch.stack([flat(modules[0]), torch.full_like(flat(modules[0]), 1e200)])
+    space, keep = WeightSpace.of(posterior), tmp_path / "kept.npz"
+    first = survey(space, Points.of(where), points(), keep=keep)
+    assert first.loss.isfinite().tolist() == [True, False]
+    asked, numbered = counting(where)
+    again = survey(space, numbered, points(), keep=keep)
+    assert asked == []
+    np.testing.assert_array_equal(again.loss, first.loss)
 
 
 # --- running statistics ------------------------------------------------------------------------------

@@ -292,7 +292,7 @@ def test_plain_cnns_are_drawn_as_published():
         assert stats.kstest((drawn.numpy() + 1) / 2, "uniform").statistic < 1.95 / len(drawn) ** 0.5
     assert all(float(bias.abs().max()) <= 1 for bias in biases)
     usual = MediumCNN().classifier
-    assert float(usual.weight.abs().max()) <= usual.in_features**-0.5  # as PyTorch draws them
+    assert usual.weight.abs().max().item() <= usual.in_features**-0.5  # as PyTorch draws them
     with pytest.raises(pm.errors.InputError, match=r"Unknown initialisation 'xavire'. Did you mean 'xavier'"):
         SmallCNN(initialisation="xavire")
 

@@ -6,7 +6,7 @@ from polymode.landscape.flatness import Flatness, flatness
 from polymode.landscape.networks import WeightSpace, cosine_matrix, function_values, networks_of
 from polymode.landscape.paths import Sheet, Walk, sheet, walk
 from polymode.landscape.planes import Cut, Plane, cut, margins
-from polymode.landscape.similarity import Pairs, embedding, within_and_between
+from polymode.landscape.similarity import Pairs, embedding, jackknife, within_and_between
 from polymode.landscape.survey import Judged, Points, Survey, judged, survey
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "embedding",
     "flatness",
     "function_values",
+    "jackknife",
     "judged",
     "margins",
     "networks_of",

@@ -14,7 +14,7 @@ MOST_EXACT = 300  # networks for which a map without approximations is also the 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The mean of a matrix over some pairs, with its standard error over runs (or pairs of runs)."""
+    """The mean of a matrix over some pairs, with its standard error over runs; NaN where they are few."""
 
     mean: float
     standard_error: float
@@ -25,8 +25,8 @@ def within_and_between(matrix: Tensor, runs: Sequence[int]) -> tuple[Pairs | Non
     """Means over pairs of networks of one run, and of two; None where there are no such pairs.
 
     matrix: [M, M]. runs: [M], the run of each network. Pairs of one run (or of the same two) are no
-    replicates of each other: the standard error is that of the means of runs, or of pairs of runs. Pairs of
-    runs share runs, so that theirs is too small rather than too large.
+    replicates of each other: the standard error is over the means of runs. Pairs of runs share runs: theirs
+    is that of the jackknife, which leaves out one run at a time; it needs three runs.
     """
     require(len(matrix) == len(runs), f"{len(runs)} runs are named for a matrix of {len(matrix)} networks.")
     groups = {run: [i for i, other in enumerate(runs) if other == run] for run in dict.fromkeys(runs)}
@@ -39,16 +39,38 @@ def within_and_between(matrix: Tensor, runs: Sequence[int]) -> tuple[Pairs | Non
             inside.append(float(own[off].mean()))
         for two in names[place + 1 :]:
             both = matrix[groups[one]][:, groups[two]], matrix[groups[two]][:, groups[one]]
-            across.append(float(torch.stack([both[0].mean(), both[1].mean()]).mean()))
-    return _pairs(inside), _pairs(across)
+            across.append((place, names.index(two), float(torch.stack([b.mean() for b in both]).mean())))
+    return _of_runs(inside), _of_pairs(across, len(names))
 
 
-def _pairs(values: list[float]) -> Pairs | None:
+def _of_runs(values: list[float]) -> Pairs | None:
     if not values:
         return None
     found = torch.tensor(values, dtype=torch.float64)
     error = float(found.std()) / math.sqrt(len(found)) if len(found) > 1 else math.nan
     return Pairs(float(found.mean()), error, len(found))
+
+
+def _of_pairs(values: list[tuple[int, int, float]], number: int) -> Pairs | None:
+    if not values:
+        return None
+    mean = sum(value for *_, value in values) / len(values)
+
+    def without(run: int) -> float:
+        kept = [value for one, two, value in values if run not in (one, two)]
+        return sum(kept) / len(kept)
+
+    error = jackknife([without(run) for run in range(number)]) if number >= 3 else math.nan
+    return Pairs(mean, error, len(values))
+
+
+def jackknife(left_out: Sequence[float]) -> float:
+    """The standard error of a statistic of runs, from its values with each of them left out; NaN below 3."""
+    number = len(left_out)
+    if number < 3:
+        return math.nan
+    mean = sum(left_out) / number
+    return math.sqrt((number - 1) / number * sum((value - mean) ** 2 for value in left_out))
 
 
 def embedding(values: Tensor, *, perplexity: float | None = None, seed: int = 0) -> Tensor:

@@ -153,7 +153,7 @@ def principal_directions(points: Tensor, rank: int) -> Tensor:
 
 
 # The settings of the published code, for networks of raw pixels and a Xavier start (FOR_ENSEMBLES: §5 of the
-# paper; FOR_PLANE: its diversity–accuracy plane). ``relative_to`` carries them over to other networks.
+# paper; FOR_PLANE: its diversity–accuracy plane). ``relative_to_length`` carries them over to other networks.
 FOR_ENSEMBLES: Mapping[str, Rule] = {
     "random": RandomDirections(10.0),
     "diagonal": DiagonalGaussian(),

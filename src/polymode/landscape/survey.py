@@ -177,7 +177,7 @@ def _read(path: Path | None, signature: str, count: int, num_references: int) ->
     except Exception:  # damaged and foreign files raise errors of every class
         return fresh
     whole = all(arrays[name].shape == shape for name, shape in shapes.items()) and 0 <= done <= count
-    if not whole or np.isnan(arrays["loss"][:done]).any():
+    if not whole:
         return fresh
     return _Kept(signature, arrays["loss"], arrays["error"], arrays["difference"], done)
 
@@ -186,7 +186,11 @@ def _signature(
     space: WeightSpace, points: Points, data: Tree, references: Tensor, batches: Sequence[Tree] | None
 ) -> str:
     network = space.network
-    parts = [points.identity, digest_of({"references": references.double()}), digest_of(space.like)]
+    parts: list[Any] = [
+        points.identity,
+        digest_of({"references": references.double()}),
+        digest_of(space.like),
+    ]
     parts += [digest_of(network.constants(space.like)), structure_of(network.module), network.adaptations]
     parts.append(network.likelihood.config())
     for each in (data, *(batches or ())):

@@ -61,8 +61,7 @@ def fit_exponent(
     """The exponent e whose curve is nearest to some networks, in the plane of accuracy and disagreement.
 
     Least squares of the disagreement: every network is compared with the point of the curve that has its
-    accuracy. Networks that no curve reaches (better than the base by more than its wrong labels allow) are
-    left out.
+    accuracy, or with the curve's end where it has none.
     """
     _check(base_accuracy, num_classes)
     a = torch.as_tensor(accuracies, dtype=torch.float64)
@@ -73,23 +72,17 @@ def fit_exponent(
 
     def loss(exponent: float) -> float:
         on_curve, far = family(flips, exponent, base_accuracy, num_classes)
-        top = int(on_curve.argmax())  # from here on accuracy falls as more labels flip
-        on_curve, far = on_curve[top:].flip(0), far[top:].flip(0)
-        inside = (a >= on_curve[0]) & (a <= on_curve[-1])
-        if not bool(inside.any()):
-            return math.inf
-        place = torch.searchsorted(on_curve.contiguous(), a[inside]).clamp(1, len(on_curve) - 1)
+        top = int(on_curve.argmax())
+        beyond = top + int(on_curve[top:].argmin()) + 1  # with a large e accuracy may rise again at the end
+        on_curve, far = on_curve[top:beyond].flip(0), far[top:beyond].flip(0)
+        place = torch.searchsorted(on_curve.contiguous(), a).clamp(1, len(on_curve) - 1)
         low, high = on_curve[place - 1], on_curve[place]
-        share = ((a[inside] - low) / (high - low).clamp(min=1e-300)).clamp(0, 1)
+        share = ((a - low) / (high - low).clamp(min=1e-300)).clamp(0, 1)
         predicted = torch.lerp(far[place - 1], far[place], share)
-        return float((predicted - d[inside]).square().mean())
+        return float((predicted - d).square().mean())
 
     grid = torch.logspace(-2, 1, 301, dtype=torch.float64).tolist()
     best = min(grid, key=loss)
-    if math.isinf(loss(best)):
-        raise InputError(
-            "No network lies where a perturbation of the other one could: nothing can be fitted."
-        )
     step = grid[1] / grid[0]
     fine = torch.logspace(math.log10(best / step), math.log10(best * step), 201, dtype=torch.float64).tolist()
     return min(fine, key=loss)

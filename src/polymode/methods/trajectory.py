@@ -89,8 +89,10 @@ class Trajectory(Wrapper):
 
         def checkpoint_after_step(state: State, *, first_alone: bool) -> None:
             clock = state.common["trajectory"]
-            done = int(clock["steps"].add_(1)[0])
-            if self.every_steps and clock["epochs"][0] >= start and done % self.every_steps == 0:
+            clock["steps"].add_(1)
+            if self.every_steps is None:  # nothing is read from a device at every step
+                return
+            if int(clock["epochs"][0]) >= start and int(clock["steps"][0]) % self.every_steps == 0:
                 if first_alone:
                     state.copy_first_members()
                 state.finished.append(state.members)

@@ -29,7 +29,8 @@ def disagreement_matrix(probabilities: Tensor) -> Tensor:
 
 def label_disagreement(labels: Tensor) -> Tensor:
     """Share of points with different labels, [M, M], from the members' labels [M, N]."""
-    return torch.stack([(row != labels).sum(-1, dtype=torch.int32) for row in labels]) / labels.shape[-1]
+    counts = torch.stack([(row != labels).sum(-1, dtype=torch.int32) for row in labels])
+    return counts.double() / labels.shape[-1]
 
 
 def disagreement(probabilities: Tensor) -> float:

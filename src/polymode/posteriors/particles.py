@@ -335,10 +335,21 @@ class Particles(BlockPosterior):
             blocks.append(SomeMembers(inner, first + row, 1))
         return replace(self, blocks=blocks)
 
+    @property
+    def last(self) -> "Particles":
+        """The last network alone: of a trajectory its end."""
+        return self.only([self.num_members - 1])
+
     def chains(self) -> "dict[tuple[int, int], Particles]":
         """The networks of every chain, by its data set and number, in the order they were made."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        for index, (data_set, chain, member) in enumerate(self.labels.tolist()):
+        labels = [tuple(label) for label in self.labels.tolist()]
+        if len(set(labels)) < len(labels):
+            raise InputError(
+                "Labels of these networks repeat, so that nobody can tell which chain they belong to: they "
+                "come from several fits that were merged. Take the chains of each posterior by itself."
+            )
+        for index, (data_set, chain, member) in enumerate(labels):
             found.setdefault((data_set, chain), []).append((member, index))
         return {key: self.only([i for _, i in sorted(each)]) for key, each in sorted(found.items())}
 

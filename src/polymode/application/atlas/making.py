@@ -10,11 +10,11 @@ from polymode.application.atlas.material import Material, Track
 from polymode.application.atlas.opinions import MOST_IN_MATRIX, Opinions
 from polymode.application.atlas.shift import shift_view
 from polymode.application.atlas.view import View
-from polymode.errors import unknown_name
+from polymode.errors import InputError, unknown_name
 from polymode.landscape import cosine_matrix
 from polymode.landscape.subspaces import RECENT
 
-MAPPED_RUNS = 3  # trainings on the map, as in the paper's figures
+MAPPED_RUNS = 3  # trainings whose networks are all on the map, as in the paper's figures; of others the ends
 MAPPED_DRAWS = 10
 
 
@@ -29,7 +29,7 @@ def similarity(material: Material) -> list[View | None]:
             cosine=cosine_matrix([track.end for track in tracks]) if len(tracks) > 1 else None,
         )
     ]
-    paths = [track for track in tracks if track.is_path][:MAPPED_RUNS]
+    paths = [track for track in tracks if track.has_several][:MAPPED_RUNS]
     if paths:
         most = max(2, MOST_IN_MATRIX // len(paths))
         kept = []
@@ -43,8 +43,8 @@ def similarity(material: Material) -> list[View | None]:
             say.similarity_view(
                 groups,
                 key="checkpoints",
-                title="Networks along their trainings",
-                of="all checkpoints: ",
+                title="Networks of each run, in their order",
+                of="all networks: ",
                 difference=material.difference,
                 cosine=cosine,
             )
@@ -57,7 +57,7 @@ def similarity(material: Material) -> list[View | None]:
 def _latest(material: Material, track: Track) -> Opinions:
     """Of a trajectory the last checkpoints, at most half of them; of any other method all networks."""
     found = material.opinions(track)
-    if track.method != "trajectory":
+    if not track.is_trajectory:
         return found
     return Opinions(found.label, found.values[-max(1, min(RECENT, found.number // 2)) :], found.kind)
 
@@ -71,7 +71,7 @@ def functions(material: Material) -> list[View | None]:
             for name in material.rules(for_plane=False, track=track):
                 values = material.drawn_values(track, name)[:MAPPED_DRAWS]
                 groups.append(Opinions(track.label, values, name))
-    groups += [material.opinions(track, kind="member") for track in material.tracks[MAPPED_RUNS:]]
+    groups += [Opinions(end.label, end.values, "end") for end in material.ends()[MAPPED_RUNS:]]
     return [say.map_view(groups, seed=material.looking.seed)]
 
 
@@ -114,7 +114,11 @@ def sizes(material: Material) -> list[View | None]:
         if all(name in material.rules(for_plane=False, track=track) for track in material.tracks):
             means = [material.drawn_values(track, name).mean(0) for track in material.tracks]
             families[name] = torch.stack(means)
-    return [say.sizes_view(families, material.labels)]
+    draws = [material.drawn_values(track, "random") for track in material.tracks]
+    return [
+        say.sizes_view(families, material.labels),
+        say.subspace_sizes_view("random", draws, material.labels),
+    ]
 
 
 Maker = Callable[[Material], Sequence[View | None]]
@@ -142,10 +146,17 @@ def make_views(
             continue
         if not material.tracks and name != "path":
             continue
-        material.report(f"{name}: {about}")
-        yield from (view for view in maker(material) if view is not None)
+        yield from _made(material, name, about, maker)
     if (not wanted or SHIFT in wanted) and material.tracks:
-        material.report(f"{SHIFT}: corrupted and foreign data")
-        view = shift_view(material, corruptions)
-        if view is not None:
-            yield view
+        about = "corrupted and foreign data"
+        yield from _made(material, SHIFT, about, lambda m: [shift_view(m, corruptions)])
+
+
+def _made(material: Material, name: str, about: str, maker: Maker) -> Iterator[View]:
+    """The views of one kind; what stands in the way of one is told, and others are made all the same."""
+    material.report(f"{name}: {about}")
+    try:
+        yield from (view for view in maker(material) if view is not None)
+    except InputError as error:
+        material.left_out[name] = str(error)
+        material.report(f"{name} is left out: {error}")

@@ -1,7 +1,7 @@
 """What views are made of: trainings and their ends, and the data that networks are looked at on."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from polymode.landscape import WeightSpace, function_values, judged
 from polymode.landscape.subspaces import (
     FOR_ENSEMBLES,
     FOR_PLANE,
+    RECENT,
     Acceptance,
     LowRankGaussian,
     Rule,
@@ -26,11 +27,14 @@ from polymode.landscape.subspaces import (
 from polymode.likelihoods import Categorical, Likelihood
 from polymode.posteriors import Particles
 from polymode.posteriors.statistics import estimated_names
+from polymode.seeds import derive_seed
 from polymode.trees import Tree, leaves, map_tree
 
 Report = Callable[[str], None]
 STATISTICS_EXAMPLES = 2000  # training examples that running statistics are estimated from
 MARGIN = 0.05  # how far below its solution a random sample may be, in accuracy
+TRIES = 25  # of each random sample: five in the published code, where more of them are accepted
+OF_RANDOM, RANDOM_RANK = "PCA of random", 4  # principal directions of random samples, and how many
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,13 @@ class Track:
         return self.networks.only([self.networks.num_members - 1])
 
     @property
-    def is_path(self) -> bool:
+    def has_several(self) -> bool:
         return self.networks.num_members > 1
+
+    @property
+    def is_trajectory(self) -> bool:
+        """Whether its networks are checkpoints of one training: others may lie in different modes."""
+        return self.has_several and self.method == "trajectory"
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,6 @@ class Looking:
     draws: int = 10
     published_steps: bool = False
     least_accuracy: float | None = None
-    rank: int = 5
     seed: int = 0
 
 
@@ -93,6 +101,9 @@ class Material:
     report: Report = lambda message: None
     progress: Callable[[str], Callable[[int, int], None]] = lambda title: lambda done, total: None
     known: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    left_out: dict[str, str] = field(
+        default_factory=dict, compare=False
+    )  # views, and why they cannot be made
 
     def __post_init__(self) -> None:
         require(bool(self.tracks or self.tunnels), "There are no networks to look at.")
@@ -160,12 +171,13 @@ class Material:
             return found[:, self.likelihood.observed(self.points.targets)].flatten(1, -2)
         return found.flatten(1, -2)
 
-    def opinions(self, track: Track, *, kind: str = "trajectory") -> Opinions:
+    def opinions(self, track: Track) -> Opinions:
         """What the networks of a track say; read once."""
         key = f"opinions of {track.label}"
         if key not in self.known:
             self.known[key] = self.values(track.networks)
-        return Opinions(track.label, self.known[key], kind if track.is_path else "end")
+        kind = "trajectory" if track.is_trajectory else "member" if track.has_several else "end"
+        return Opinions(track.label, self.known[key], kind)
 
     def ends(self) -> list[Opinions]:
         return [Opinions(t.label, self.opinions(t).values[-1:], "end") for t in self.tracks]
@@ -181,14 +193,15 @@ class Material:
     # --- subspaces --------------------------------------------------------------------------
 
     def rules(self, *, for_plane: bool, track: Track) -> dict[str, Rule]:
-        """The subspaces that a track has checkpoints for."""
+        """The subspaces that a track has checkpoints for; all but a trajectory has one solution alone."""
         wanted: Mapping[str, Rule] = FOR_PLANE if for_plane else FOR_ENSEMBLES
         rules = dict(wanted) if self.looking.published_steps else relative_to_length(wanted)
-        number = min(10, track.networks.num_members)
-        for name, rule in list(rules.items()):
-            if isinstance(rule, LowRankGaussian):
-                rank = min(self.looking.rank, number - 1)
-                rules[name] = LowRankGaussian(max(rank, 1), rule.scale, relative=rule.relative)
+        number = min(RECENT, track.networks.num_members) if track.is_trajectory else 1
+        low = rules["low rank"]
+        assert isinstance(low, LowRankGaussian)
+        rules["low rank"] = replace(low, rank=max(1, min(low.rank, number - 1)))
+        if not for_plane:
+            rules[OF_RANDOM] = replace(low, rank=min(RANDOM_RANK, self.looking.draws - 1))
         needed = {"diagonal": 2, "low rank": 3, "average": 2}
         return {name: rule for name, rule in rules.items() if number >= needed.get(name, 1)}
 
@@ -196,20 +209,29 @@ class Material:
         """Networks of a subspace around a track's end; drawn once."""
         key = f"draws {track.label} {name} {for_plane}"
         if key not in self.known:
-            rule = self.rules(for_plane=for_plane, track=track)[name]
-            accept = None
-            if name == "random" and not for_plane and self.is_classes:
-                accept = self._acceptance(track)
             self.report(f"{track.label}: sampling {name}")
-            self.known[key] = sample(
-                rule,
-                track.networks,
-                1 if name == "average" else self.looking.draws,
-                seed=self.looking.seed,
-                accept=accept,
-                statistics=self.statistics,
-            )
+            self.known[key] = self._draw(track, name, for_plane=for_plane)
         return self.known[key]
+
+    def _draw(self, track: Track, name: str, *, for_plane: bool) -> Particles:
+        rule = self.rules(for_plane=for_plane, track=track)[name]
+        around, recent = track.networks if track.is_trajectory else track.end, RECENT
+        if name == OF_RANDOM:
+            around, recent = self.drawn(track, "random"), None
+            assert isinstance(rule, LowRankGaussian)
+            rule = replace(rule, rank=max(1, min(rule.rank, around.num_members - 1)))
+        accept = None
+        if name == "random" and not for_plane and self.is_classes:
+            accept = self._acceptance(track)
+        return sample(
+            rule,
+            around,
+            1 if name == "average" else self.looking.draws,
+            recent=recent,
+            seed=derive_seed(self.looking.seed, self.tracks.index(track), name),
+            accept=accept,
+            statistics=self.statistics,
+        )
 
     def drawn_values(self, track: Track, name: str, *, for_plane: bool = False) -> Tensor:
         key = f"values {track.label} {name} {for_plane}"
@@ -217,14 +239,16 @@ class Material:
             self.known[key] = self.values(self.drawn(track, name, for_plane=for_plane))
         return self.known[key]
 
-    def _acceptance(self, track: Track) -> Acceptance:
-        """The bound that random samples are held to, on data that are not the test points."""
-        data = self.validation or self.training_points or self.points
+    def _acceptance(self, track: Track) -> Acceptance | None:
+        """The bound that random samples are held to, on other data than the test points; None without any."""
+        data = self.validation or self.training_points
+        if data is None:
+            return None
         least = self.looking.least_accuracy
         if least is None:
             solution = judged(self.space.network, next(track.end.draw()), *arrays_of(data))
             least = float(1 - solution.error[0]) - MARGIN
-        return Acceptance(data, max(least, 0.0))
+        return Acceptance(data, max(least, 0.0), tries=TRIES)
 
 
 def first(data: ArrayData, count: int) -> ArrayData:

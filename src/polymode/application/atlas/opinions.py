@@ -1,5 +1,6 @@
 """Views that need nothing but what networks say: anybody's probabilities will do."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -116,12 +117,17 @@ def pairs_view(groups: Sequence[Opinions], *, key: str = "pairs") -> View | None
     title = "Within a run and between runs"
     bars = [
         {"label": "networks of one run", "mean": inside.mean, "error": _error(inside), "group": "within"},
-        {"label": "ends of two runs", "mean": across.mean, "error": _error(across), "group": "between"},
+        {
+            "label": "last networks of two runs",
+            "mean": across.mean,
+            "error": _error(across),
+            "group": "between",
+        },
     ]
     caption = (
-        "Mean disagreement of two networks of one run (its latest checkpoints, its snapshots or samples) "
-        "and of the ends of two runs. Bars: one standard error over runs, and over pairs of runs (which "
-        "share runs)."
+        "Mean disagreement of two networks of one run (of a trajectory its latest checkpoints) and of the "
+        "last networks of two runs. Bars: one standard error over runs; of pairs by leaving out a run at a "
+        "time."
     )
     ratio = Number("disagreement between runs / within a run", across.mean / max(inside.mean, 1e-12))
     arrays = {"within": np.array([inside.mean, inside.standard_error, inside.count])}
@@ -130,7 +136,7 @@ def pairs_view(groups: Sequence[Opinions], *, key: str = "pairs") -> View | None
 
 
 def _error(pairs: Pairs) -> float | None:
-    return pairs.standard_error if pairs.count > 1 else None
+    return None if math.isnan(pairs.standard_error) else pairs.standard_error
 
 
 def map_view(groups: Sequence[Opinions], *, key: str = "map", seed: int = 0) -> View | None:
@@ -247,11 +253,41 @@ def sizes_view(families: dict[str, Tensor], labels: Tensor, *, key: str = "sizes
             numbers.append(Number(f"accuracy, {name}, {runs}", each.scores["accuracy"]))
     caption = (
         "Means over all subsets of so many runs. Within a run predictions are averaged first, then over "
-        "runs. Baseline: the end of each run. Bars: deviation over subsets, which share runs."
+        "runs. Bars: deviation over subsets, which share runs."
     )
     if max(len(values) for values in families.values()) > MOST_IN_SUBSETS:
         caption += f" Of the first {MOST_IN_SUBSETS} runs."
     return View(key, "Ensembles of runs", caption, sizes_figure(curves), arrays, numbers)
+
+
+def subspace_sizes_view(
+    name: str, draws: Sequence[Tensor], labels: Tensor, *, key: str = "subspace-sizes"
+) -> View | None:
+    """Scores against the number of networks drawn around each run, a line a number of runs.
+
+    draws: what the draws around each run say, [D, N, C] each.
+    """
+    most = min(len(values) for values in draws)
+    if most < 2:
+        return None
+    numbers_of_draws = sorted({1, 2, 3, 5, 10, 20, 30, most} & set(range(1, most + 1)))
+    curves: dict[str, dict] = {}
+    for number in numbers_of_draws:
+        means = torch.stack([values[:number].double().mean(0) for values in draws[:MOST_IN_SUBSETS]])
+        for each in by_ensemble_size(means, labels):
+            label = "1 run" if each.num_runs == 1 else f"{each.num_runs} runs"
+            curve = curves.setdefault(label, {"num_runs": [], "accuracy": [], "nll": [], "brier": []})
+            curve["num_runs"].append(number)
+            for score in ("accuracy", "nll", "brier"):
+                curve[score].append(each.scores[score])
+    title = f"Networks around each run: {name}"
+    caption = (
+        f"Means over all subsets of so many runs, each with its first 1, 2, … draws of {name!r}. "
+        "Going to the right a run gains from its subspace, going from line to line from other runs."
+    )
+    arrays = {f"{label}, {what}": np.array(v) for label, each in curves.items() for what, v in each.items()}
+    figure = sizes_figure(curves, title=title, x_title="networks of each run")
+    return View(key, title, caption, figure, arrays)
 
 
 def scores_table(groups: Sequence[Opinions], labels: Tensor | None) -> list[dict[str, str | float]]:

@@ -9,6 +9,7 @@ from polymode.application.atlas.view import Number, View, array
 from polymode.application.plots import cut_figure, path_figure, sheet_figure
 from polymode.data import ArrayData
 from polymode.landscape import Cut, Plane, Walk, cut, margins, sheet, walk
+from polymode.landscape.networks import each_network
 
 MOST_ON_PLANE = 60  # checkpoints of a track that are drawn
 
@@ -29,7 +30,7 @@ def radial_views(material: Material) -> list[View]:
     references = torch.cat([material.answers(track.end, material.points) for track in (one, two)])
     found = _cut(material, "radial", plane, x, y, material.points, references)
     marks = _marks(corners)
-    tracks = [_on_plane(material, plane, track) for track in (one, two) if track.is_path]
+    tracks = [_on_plane(material, plane, track) for track in (one, two) if track.is_trajectory]
     scatter = []
     if "diagonal" in material.rules(for_plane=False, track=one):
         drawn = material.space.vectors(material.drawn(one, "diagonal"))
@@ -48,7 +49,7 @@ def radial_views(material: Material) -> list[View]:
         panels[name] = values
     title = "A plane through the origin and two ends"
     caption = (
-        "Weights are x·e₁ + y·e₂. Lines: the way of each training, seen from above the plane. "
+        "Weights are x·e₁ + y·e₂. Lines: checkpoints of each training, projected onto the plane. "
         f"Judged on {material.points.num_examples} test points."
     )
     arrays = _arrays(found) | {"e1": array(plane.first), "e2": array(plane.second)}
@@ -255,7 +256,8 @@ def _likeness(material: Material, difference: Tensor, name: str) -> tuple[str, T
 def _on_plane(material: Material, plane: Plane, track: Track) -> dict:
     number = track.networks.num_members
     kept = sorted({round(i * (number - 1) / (MOST_ON_PLANE - 1)) for i in range(MOST_ON_PLANE)})
-    places = [plane.coordinates(v) for v in material.space.vectors(track.networks.only(kept))]
+    vectors = (material.space.vector(weights) for weights in each_network(track.networks.only(kept)))
+    places = [plane.coordinates(vector) for vector in vectors]  # one network at a time is in memory
     return {"label": track.label, "x": [p[0] for p in places], "y": [p[1] for p in places]}
 
 

@@ -14,28 +14,38 @@ from polymode.landscape import scores_of
 from polymode.metrics import jensen_shannon
 from polymode.posteriors import Particles
 
-SAMPLES = 5  # networks of each way whose divergence is taken
+SAMPLES = 5  # networks of each way whose divergence is taken, as in the paper, or fewer
 
 
 def ways(material: Material) -> dict[str, list[Particles]]:
-    """Ways to several networks, each a list of samples of about five: one a training, or one in all."""
+    """Ways to several networks, each a list of samples of one number: one a training, or one in all."""
     found: dict[str, list[Particles]] = {}
     if len(material.tracks) >= 2:
         ends = [track.end for track in material.tracks[:SAMPLES]]
         found["independent"] = [Particles(material.space.network, blocks=[b for e in ends for b in e.blocks])]
-    paths = [track for track in material.tracks if track.networks.num_members > SAMPLES]
+    paths = [track for track in material.tracks if track.is_trajectory]
     if paths:
-        last = range(-SAMPLES, 0)
-        found["trajectory"] = [t.networks.only([t.networks.num_members + i for i in last]) for t in paths]
+        counts = {track.label: track.networks.num_members for track in paths}
+        found["trajectory"] = [
+            t.networks.only(range(max(0, counts[t.label] - SAMPLES), counts[t.label])) for t in paths
+        ]
     for track in material.tracks[:SAMPLES]:
         for name in material.rules(for_plane=False, track=track):
             if name == "average":
                 continue
             drawn = material.drawn(track, name)
             if drawn.num_members >= 2:
-                some = drawn.only(range(min(SAMPLES, drawn.num_members)))
-                found.setdefault(name, []).append(some)
-    return found
+                found.setdefault(name, []).append(drawn)
+    # The divergence of more networks is larger: all ways have as many as the one with the fewest.
+    number = min([SAMPLES, *(each.num_members for samples in found.values() for each in samples)])
+    return {
+        name: [each.only(range(each.num_members - number, each.num_members)) for each in samples]
+        for name, samples in found.items()
+    }
+
+
+def _number(of_ways: dict[str, list[Particles]]) -> int:
+    return next(iter(of_ways.values()))[0].num_members
 
 
 def foreign_numbers(material: Material) -> tuple[list[Number], dict[str, float]]:
@@ -63,9 +73,9 @@ def shift_view(
     blocks: gives corrupted images for clean ones (bytes) and their labels; None makes them.
     """
     foreign, means = foreign_numbers(material)
-    if not material.is_classes or not (corruptions or foreign):
+    of_ways = ways(material) if material.is_classes else {}
+    if not of_ways or not (corruptions or foreign):
         return None
-    of_ways = ways(material)
     curves = {n: {"severity": [], "accuracy": [], "brier": [], "js": []} for n in of_ways}
     levels: list[tuple[int, list[Tensor]]] = [(0, [material.points.inputs])]
     if corruptions:
@@ -85,7 +95,7 @@ def shift_view(
             curves[name]["js"].append(float(np.mean([jensen_shannon(values) for values in found])))
     caption = (
         f"Means over {len(corruptions)} corruptions; 0 is no corruption. " if corruptions else "Test points. "
-    ) + f"Each way averages {SAMPLES} networks; divergence is that between them."
+    ) + f"Each way averages {_number(of_ways)} networks; divergence is that between them."
     arrays = {f"{name}, {key}": np.array(v) for name, each in curves.items() for key, v in each.items()}
     arrays |= {f"{name}, JS on foreign data": np.array(value) for name, value in means.items()}
     title = "When data drift away"

@@ -1,11 +1,11 @@
 """One view of some networks: a figure with its caption, the arrays behind it, and its main numbers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from polymode.landscape import Pairs
@@ -25,7 +25,7 @@ class Number:
         """The number of a mean over pairs; none where there are no pairs."""
         if pairs is None:
             return []
-        error = pairs.standard_error if pairs.count > 1 else None
+        error = None if math.isnan(pairs.standard_error) else pairs.standard_error
         return [Number(what, pairs.mean, error, note)]
 
 
@@ -44,8 +44,3 @@ class View:
 def array(value: Tensor | Sequence[Any] | np.ndarray) -> np.ndarray:
     """A NumPy array for a file or a figure."""
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-
-
-def tensor(value: Any) -> Tensor:
-    """A tensor of doubles."""
-    return torch.as_tensor(value, dtype=torch.float64)

@@ -42,19 +42,29 @@ def show_views(
     title: str,
     about: str,
     rows: Sequence[Mapping[str, Any]],
+    left_out: Mapping[str, str],
     command: str,
     figures: str,
     details: Mapping[str, Any],
     reporter: Reporter,
 ) -> None:
     """Write the page, the numbers and the figures; print the numbers."""
-    page = write_atlas(folder / PAGE, title, views, about=about, rows=rows, command=command, details=details)
+    page = write_atlas(
+        folder / PAGE,
+        title,
+        views,
+        about=about,
+        rows=rows,
+        left_out=left_out,
+        command=command,
+        details=details,
+    )
     numbers = [
         {"view": view.key, "what": n.what, "value": n.value, "standard_error": n.error, "note": n.note}
         for view in views
         for n in view.numbers
     ]
-    document = finite({"runs": list(rows), "numbers": numbers})
+    document = finite({"runs": list(rows), "numbers": numbers, "left_out": dict(left_out)})
     write_text(folder / NUMBERS, json.dumps(document, indent=2) + "\n")
     files = []
     if figures:
@@ -66,6 +76,8 @@ def show_views(
         return
     _print_rows(title, rows)
     _print_numbers(views)
+    for name, reason in left_out.items():
+        say(options, f"{name} is left out: {reason}")
     say(options, f"page     {page}")
     say(options, f"arrays   {folder}/*.npz, numbers {folder / NUMBERS}")
     if files:

@@ -67,6 +67,7 @@ def run(options: DiversityOptions) -> None:
         title=f"Diversity of {', '.join(list(read.runs)[:5])}",
         about=f"{networks} networks on {points} points of {classes} classes.",
         rows=rows,
+        left_out={},
         command=command_line("diversity", options),
         figures=options.figures,
         details=config_of(options),

@@ -135,9 +135,10 @@ def run(options: LandscapeOptions) -> None:
         if material.is_classes:
             rows = scores_table([material.opinions(track) for track in material.tracks], material.labels)
     if not views:
+        reasons = " ".join(f"{name}: {reason}" for name, reason in material.left_out.items())
         raise UsageError(
             f"These networks allow none of the views {options.views or 'there are'}: most need two runs, or "
-            "the checkpoints of a trajectory."
+            f"the checkpoints of a trajectory. {reasons}".rstrip()
         )
     show_views(
         options,
@@ -145,6 +146,7 @@ def run(options: LandscapeOptions) -> None:
         folder,
         title=f"Landscape of {', '.join(names[:5])}{', …' if len(names) > 5 else ''}",
         about=_about(material),
+        left_out=material.left_out,
         rows=rows,
         command=command_line("landscape", options),
         figures=options.figures,
@@ -178,7 +180,7 @@ def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
         )
         first = first or stored
         name = names[place]
-        method = stored.manifest["method"]["name"]
+        method = _innermost(stored.manifest["method"])
         for index in range(stored.num_posteriors):
             if stored.place(index) > 0:  # other splits have other test points
                 continue
@@ -190,8 +192,9 @@ def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
             for (_, chain), networks in chains.items():
                 label = f"{name}{suffix}" + (f" chain {chain}" if len(chains) > 1 else "")
                 label = stated(label, stored.manifest["method"])
-                phases = _phases(posterior.record, stored.manifest["method"], networks.num_members)
-                (tunnels if method == "tunnel" else tracks).append(Track(label, networks, method, phases))
+                phases = _phases(posterior.record, method, networks.num_members)
+                found = Track(label, networks, method["name"], phases)
+                (tunnels if method["name"] == "tunnel" else tracks).append(found)
     check_same_points(tests)
     assert first is not None
     split = first.split(options.data, 0)
@@ -210,6 +213,13 @@ def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
         "foreign": None if foreign is None else _some(as_arrays(foreign).inputs, options.points),
         "preprocessing": first.preprocessing(0),
     }
+
+
+def _innermost(method: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The method that each chain of an ensemble runs."""
+    while method.get("name") == "deep_ensemble" and isinstance(method.get("of"), Mapping):
+        method = method["of"]
+    return method
 
 
 def _phases(record: Mapping[str, Any], method: Mapping[str, Any], number: int) -> tuple[str, ...]:

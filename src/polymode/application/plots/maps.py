@@ -8,6 +8,7 @@ from polymode.application.plots.style import colour, figure, finite, legend_entr
 _SYMBOLS = {
     "trajectory": "circle",
     "random": "square",
+    "PCA of random": "x",
     "dropout": "diamond",
     "diagonal": "triangle-up",
     "low rank": "cross",
@@ -24,8 +25,8 @@ def map_figure(points: Sequence[Mapping[str, Any]]) -> Any:
     """Networks on a t-SNE map, a colour a run and a symbol a kind (Figures 2c and 4 of Fort et al. 2019).
 
     points: {"x", "y", "label" (the run), "kind", "numbers" (of checkpoints, optional)}. The kind is one of
-    "trajectory", whose points are joined, "end", "random", "dropout", "diagonal", "low rank", "average" and
-    "member". A click on a run hides all that belongs to it.
+    "trajectory", whose points are joined, "end", "random", "PCA of random", "dropout", "diagonal", "low
+    rank", "average" and "member". A click on a run hides all that belongs to it.
     """
     runs = list(dict.fromkeys(entry["label"] for entry in points))
     kinds = sorted({entry["kind"] for entry in points}, key=_ORDER.index)

@@ -12,7 +12,11 @@ _FOREIGN = 7  # where foreign points stand, after the five severities
 
 
 def sizes_figure(
-    curves: Mapping[str, Mapping[str, Any]], *, scores: Sequence[str] = ("accuracy", "brier")
+    curves: Mapping[str, Mapping[str, Any]],
+    *,
+    scores: Sequence[str] = ("accuracy", "brier"),
+    title: str = "Size of the ensemble",
+    x_title: str = "runs in the ensemble",
 ) -> Any:
     """Scores against the number of runs in an ensemble, a line a way to sample around each of them.
 
@@ -21,13 +25,13 @@ def sizes_figure(
     curves: name -> {"num_runs", a list for each score, "spreads" (optional): score -> list}; spreads
     are drawn as bars.
     """
-    drawn, panels = _side_by_side("Size of the ensemble", "runs in the ensemble", scores, curves)
+    drawn, panels = _side_by_side(title, x_title, scores, curves)
     shades = method_colours(curves)
     for number, (panel, score) in enumerate(zip(panels, scores, strict=True)):
         for name, curve in curves.items():
             spread = (curve.get("spreads") or {}).get(score)
             bars = None if spread is None else {"array": finite(spread), "thickness": 1, "width": 3}
-            hover = f"{name}<br>%{{x}} runs<br>{_title(score)} %{{y:.4f}}<extra></extra>"
+            hover = f"{name}<br>%{{x}} {x_title}<br>{_title(score)} %{{y:.4f}}<extra></extra>"
             _line(drawn, panel, name, curve["num_runs"], curve[score], shades[name], number == 0)
             drawn.data[-1].update(error_y=bars, hovertemplate=hover)
     most = max((max(curve["num_runs"], default=1) for curve in curves.values()), default=1)

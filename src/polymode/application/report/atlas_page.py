@@ -21,10 +21,14 @@ def write_atlas(
     *,
     about: str = "",
     rows: Sequence[Mapping[str, Any]] = (),
+    left_out: Mapping[str, str] | None = None,
     command: str = "",
     details: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the page and return where it is; rows: a table of the runs, values under the same names."""
+    """Write the page and return where it is.
+
+    rows: a table of the runs. left_out: views that are not here, and why.
+    """
     parts = [f"<h1>{escape(title)}</h1>", f'<p class="summary">{escape(about)}</p>']
     if rows:
         head = list(dict.fromkeys(name for row in rows for name in row))
@@ -35,6 +39,8 @@ def write_atlas(
     )
     parts.append('legend entry to hide it.</p><div class="wide">')
     parts += [figure(view.figure, escape(view.caption) + _numbers(view.numbers)) for view in views]
+    for name, reason in (left_out or {}).items():
+        parts.append(f'<p class="note">{escape(name)} is left out: {escape(reason)}</p>')
     parts.append(f"</div><h2>How this was made</h2><pre>{escape(command or '—')}</pre>")
     if details:
         shown = escape(json.dumps(details, indent=2))

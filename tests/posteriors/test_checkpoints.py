@@ -338,8 +338,8 @@ FIRST, *_ = mlp().state_dict()
         (with_extra, "it holds 'extra.weight', which this MLP does not have"),
         (replaced(FIRST, lambda t: t[:, :2]), rf"'{FIRST}' is \[6, 2\] there and \[6, 4\] in this MLP"),
         (replaced(FIRST, lambda t: t.T), rf"'{FIRST}' is \[4, 6\] there"),
-        (replaced(FIRST, with_nan), f"'{FIRST}' holds NaN or infinite numbers"),
-        (replaced(FIRST, lambda t: t / 0), "NaN or infinite"),
+        (replaced(FIRST, with_nan), f"'{FIRST}' holds numbers that are NaN, infinite"),
+        (replaced(FIRST, lambda t: t / 0), "NaN, infinite"),
         (replaced(FIRST, lambda t: "words"), f"'{FIRST}' is str there"),
         (replaced(FIRST, lambda t: t.long()), f"'{FIRST}' is torch.int64 there and torch.float32"),
         (replaced(FIRST, lambda t: t.to(torch.complex64)), f"'{FIRST}' is torch.complex64 there"),
@@ -372,6 +372,19 @@ def test_tied_weights_have_one_value_under_any_of_their_names(tmp_path):
     neither = without("embedding.weight")(without("output.weight")(state))
     with pytest.raises(CheckpointError, match=r"it lacks 'embedding.weight'"):
         pm.from_state_dicts(TiedTokens, [neither], likelihood="categorical")
+
+
+def test_networks_whose_tensors_are_not_all_known_are_refused():
+    lazy = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(InputError, match="lazy layers, whose shapes are not known yet"):
+        pm.from_state_dicts(lazy, [{}], likelihood="categorical")
+    [module] = trained(count=1)
+    with pytest.raises(
+        CheckpointError, match=r"holds 'inner._extra_state', which only the module itself can"
+    ):
+        pm.from_state_dicts(
+            mlp, [module.state_dict() | {"inner._extra_state": b"x"}], likelihood="categorical"
+        )
 
 
 def test_files_are_named(tmp_path):

@@ -43,6 +43,7 @@ def walk(
 
     num_between: points inside each segment.
     """
+    corners = corners.double()
     points, shares = _segments(corners, num_between)
     found = survey(
         space,
@@ -110,6 +111,7 @@ def sheet(
     progress: Progress | None = None,
 ) -> Sheet:
     """Judge r·θ for every point θ of a path and every r of ``shares``; all else is as in ``survey``."""
+    corners = corners.double()
     path, places = _segments(corners, num_between)
     shares = shares.double()
     count = path.count

@@ -89,6 +89,7 @@ def embedding(values: Tensor, *, perplexity: float | None = None, seed: int = 0)
     if not 0 < perplexity < number:
         raise InputError(f"perplexity must be above 0 and below the {number} networks, got {perplexity!r}.")
     flat = values.double().reshape(number, -1)
+    require(bool(flat.isfinite().all()), "What networks say holds NaN or infinite numbers.")
     if bool((flat == flat[0]).all()):
         raise InputError("All networks say the same of every point: there is nothing to map.")
     # The map depends on distances alone: coordinates along all principal axes have the same.

@@ -22,7 +22,7 @@ from polymode.posteriors import Particles
 from polymode.posteriors.network import Network
 from polymode.posteriors.statistics import estimated_names, in_batches, with_statistics
 from polymode.storage import digest_of, write_bytes
-from polymode.trees import Tree, leaves, map_tree
+from polymode.trees import Tree, leaves, length, map_tree
 
 KEEP_SECONDS = 5.0  # between two writings of what is done so far
 STATISTICS_BATCH = 256
@@ -104,14 +104,19 @@ def survey(
     """
     inputs, targets = arrays_of(as_data(data))
     batches = statistics_batches(space.network, statistics)
-    references = torch.zeros(0, 1) if references is None else references
+    references = _checked(references, space.network, targets)
     signature = _signature(space, points, (inputs, targets), references, batches)
     path = None if keep is None else Path(keep)
     kept = _read(path, signature, points.count, len(references))
     next_write = time.monotonic() + KEEP_SECONDS
     for start in range(kept.done, points.count, space.at_once):
         stop = min(start + space.at_once, points.count)
-        members = space.members(points.at(start, stop))
+        vectors = points.at(start, stop)
+        if vectors.shape[-1] != space.dimension:
+            raise InputError(
+                f"Points have {vectors.shape[-1]} weights, networks of this space {space.dimension}."
+            )
+        members = space.members(vectors)
         if batches is not None:
             members = with_statistics(space.network, members, batches)
         found = judged(space.network, members, inputs, targets)
@@ -129,6 +134,19 @@ def survey(
     return Survey(*(torch.from_numpy(a) for a in (kept.loss, kept.error, kept.difference)))
 
 
+def _checked(references: Tensor | None, network: Network, targets: Tensor) -> Tensor:
+    """The answers to compare with, [R, N] for N observations."""
+    if references is None:
+        return torch.zeros(0, 1)
+    observed = int(network.likelihood.observed(targets).sum())
+    if references.ndim != 2 or references.shape[1] % max(1, observed):
+        raise InputError(
+            f"references must be answers [networks, {observed}], as judged(...).answers gives them for the "
+            f"same data; got {list(references.shape)}."
+        )
+    return references
+
+
 def statistics_batches(network: Network, statistics: Any) -> list[Tree] | None:
     """Inputs in batches to estimate running statistics from; None where the network has none."""
     if not estimated_names(network):
@@ -138,9 +156,9 @@ def statistics_batches(network: Network, statistics: Any) -> list[Tree] | None:
             f"This {type(network.module).__name__} has BatchNorm, and between trained networks their running "
             "statistics are wrong: pass statistics= (training data or inputs), from which they are estimated."
         )
-    inputs = (
-        statistics if isinstance(statistics, Tensor | tuple | dict) else arrays_of(as_data(statistics))[0]
-    )
+    given = isinstance(statistics, Tensor | tuple | dict)
+    inputs = statistics if given else arrays_of(as_data(statistics))[0]
+    require(length(inputs) > 1, "statistics= needs at least two examples to estimate a variance from.")
     return list(in_batches(inputs, STATISTICS_BATCH))
 
 
@@ -154,10 +172,16 @@ class _Kept:
     difference: np.ndarray
     done: int = 0
 
+    @property
+    def digest(self) -> str:
+        """Of all numbers: a file that was changed is not believed."""
+        parts = (self.loss, self.error, self.difference, np.array(self.done))
+        return hashlib.sha256(b"".join(np.ascontiguousarray(p).tobytes() for p in parts)).hexdigest()
+
     def write(self, path: Path) -> None:
         content = io.BytesIO()
         arrays: dict[str, Any] = {name: np.asarray(value) for name, value in vars(self).items()}
-        np.savez(content, **arrays)
+        np.savez(content, digest=self.digest, **arrays)
         write_bytes(path, content.getvalue())
 
 
@@ -173,13 +197,12 @@ def _read(path: Path | None, signature: str, count: int, num_references: int) ->
             if str(file["signature"]) != signature:
                 return fresh
             arrays = {name: np.array(file[name], dtype=np.float64) for name in shapes}
-            done = int(file["done"])
+            done, digest = int(file["done"]), str(file["digest"])
     except Exception:  # damaged and foreign files raise errors of every class
         return fresh
     whole = all(arrays[name].shape == shape for name, shape in shapes.items()) and 0 <= done <= count
-    if not whole:
-        return fresh
-    return _Kept(signature, arrays["loss"], arrays["error"], arrays["difference"], done)
+    found = _Kept(signature, arrays["loss"], arrays["error"], arrays["difference"], done)
+    return found if whole and found.digest == digest else fresh
 
 
 def _signature(

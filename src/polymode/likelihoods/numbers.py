@@ -165,7 +165,7 @@ class Numbers(Likelihood):
 
     def difference(self, answers: Tensor, targets: Tensor) -> Tensor:
         """Root mean square differences of means over the targets' spread."""
-        spread = targets.double().std().item()
+        spread = targets.double().std().item() if targets.numel() > 1 else 0.0
         if not spread:
             return label_disagreement(answers)
         return torch.stack([(answers - row).double().square().mean(-1).sqrt() for row in answers]) / spread

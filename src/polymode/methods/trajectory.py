@@ -3,6 +3,7 @@
 Fort et al., "Deep Ensembles: A Loss Landscape Perspective", 2019, §4.1.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,6 +56,7 @@ class Trajectory(Wrapper):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(not _follows(self.of), "A trajectory of a trajectory counts every epoch twice: take one.")
         require_whole("every", self.every)
         if self.every_steps is not None:
             require_whole("every_steps", self.every_steps)
@@ -118,7 +120,13 @@ class Trajectory(Wrapper):
         return phases
 
     def _check_steps(self, problem: Problem, trained: Sequence[Phase]) -> None:
-        """Raise where the steps of all chains are not one count that only goes forward."""
+        """Raise where the steps of all chains are not one count that only goes forward, or too few."""
+        steps = sum(phase.epochs for phase in trained) * (problem.num_minibatches or math.inf)
+        if self.every_steps is not None and self.every_steps > steps:
+            raise InputError(
+                f"every_steps={self.every_steps} is more than the {steps:g} steps of this training: no "
+                "checkpoint would be kept."
+            )
         sizes = problem.observations.unique().tolist()
         if len(sizes) > 1:
             raise InputError(
@@ -145,6 +153,11 @@ class Trajectory(Wrapper):
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
         each, epochs = self.of.for_budget(member_epochs)
         return replace(self, of=each), epochs
+
+
+def _follows(method: Method) -> bool:
+    """Whether a method, or one that it is made of, is a trajectory itself."""
+    return isinstance(method, Trajectory) or (isinstance(method, Wrapper) and _follows(method.of))
 
 
 def _are_of_one_form(posterior: BlockPosterior, state: State) -> bool:

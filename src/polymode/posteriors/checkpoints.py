@@ -10,6 +10,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from polymode.errors import CheckpointError, InputError, require, shortened
 from polymode.likelihoods import Likelihood, make_likelihood
@@ -42,6 +43,8 @@ def from_state_dicts(
     if isinstance(states, str | Path | Mapping):
         raise InputError("from_state_dicts takes a list of states or paths: put yours into a list.")
     module = model if isinstance(model, nn.Module) else build(model, seed=0)
+    if any(is_lazy(p) for p in module.parameters()):
+        raise InputError("This module has lazy layers, whose shapes are not known yet: call it once first.")
     whole, added = _with_noise(module, likelihood)
     expected = {name: tensor for name, tensor in tensors_of(whole).items() if name in whole.state_dict()}
     found: list[Tensors] = []
@@ -141,6 +144,11 @@ def _matched(given: Mapping[str, Any], expected: Tensors, where: str, module: nn
     """The tensors of a state under the module's names, compared with what the module has."""
     for name in sorted(given.keys() | expected.keys()):
         if name not in expected:
+            if name.rpartition(".")[2] == "_extra_state":
+                raise CheckpointError(
+                    f"{where} holds {name!r}, which only the module itself can read: load it with "
+                    "module.load_state_dict and pass what its layers then hold as parameters and buffers."
+                )
             if name in module.state_dict():  # a tied tensor under its other name
                 continue
             raise CheckpointError(
@@ -164,8 +172,15 @@ def _matched(given: Mapping[str, Any], expected: Tensors, where: str, module: nn
                 f"{where} belongs to another network: {name!r} is {tensor.dtype} there and "
                 f"{expected[name].dtype} in this {type(module).__name__}."
             )
+        if tensor.is_meta or tensor.layout != torch.strided:
+            kind = "has no values (a meta tensor)" if tensor.is_meta else f"is {tensor.layout}"
+            raise CheckpointError(f"{where}: {name!r} {kind}; plain tensors are needed.")
+        tensor = tensor.to(expected[name].dtype)
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise CheckpointError(f"{where}: {name!r} holds NaN or infinite numbers.")
+            raise CheckpointError(
+                f"{where}: {name!r} holds numbers that are NaN, infinite or too large for "
+                f"{str(expected[name].dtype).removeprefix('torch.')}."
+            )
     return {name: given[name].detach().to(kind).clone() for name, kind in expected.items()}
 
 

@@ -14,7 +14,7 @@ from weakref import finalize
 import torch
 from torch import Tensor, nn
 
-from polymode.errors import CheckpointError, InputError, NotCollapsible
+from polymode.errors import CheckpointError, InputError, NotCollapsible, require
 from polymode.networks.members import Members, Tensors, concatenate
 from polymode.networks.surgery import as_plain_module, set_tensors
 from polymode.posteriors.base import (
@@ -328,6 +328,13 @@ class Particles(BlockPosterior):
     def only(self, indices: Sequence[int]) -> "Particles":
         """Some of the networks, in the order given; what is in files stays there."""
         places = [(block, row) for block in self.blocks for row in range(block.num_members)]
+        indices = list(indices)
+        for index in indices:
+            if isinstance(index, bool) or not isinstance(index, int):
+                raise InputError(f"Networks are named by whole numbers, got {index!r}.")
+            if not -len(places) <= index < len(places):
+                raise InputError(f"Networks are numbered from 0 to {len(places) - 1}, got {index}.")
+        require(bool(indices), "Name at least one network.")
         blocks: list[Block] = []
         for index in indices:
             block, row = places[index]

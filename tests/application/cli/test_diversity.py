@@ -64,7 +64,7 @@ def assert_number(found, values):
 def test_pairs_of_networks_are_compared_one_by_one(two_runs):
     folder, runs, _ = two_runs
     found = numbers_of(folder / "out", "similarity")
-    measures = {"disagreement": differ, "KL divergence (nats)": kl, "JS divergence (nats)": js}
+    measures = {"disagreement": differ, "KL divergence (nats)": kl, "JS divergence of pairs (nats)": js}
     for name, measure in measures.items():
         within = [
             np.mean([measure(p, q) for p, q in itertools.permutations(run, 2)]) for run in runs.values()
@@ -86,13 +86,15 @@ def test_runs_are_scored_as_ensembles(two_runs):
     for row, (name, run) in zip(rows, runs.items(), strict=True):
         mean = run.mean(0)
         assert (row["run"], row["networks"]) == (name, len(run))
-        assert row["accuracy of one"] == pytest.approx(np.mean(run.argmax(-1) == LABELS), abs=1e-6)
+        assert row["mean accuracy of a single network"] == pytest.approx(
+            np.mean(run.argmax(-1) == LABELS), abs=1e-6
+        )
         assert row["accuracy"] == pytest.approx(np.mean(mean.argmax(-1) == LABELS), abs=1e-6)
         assert row["NLL"] == pytest.approx(-np.mean(np.log(mean[range(POINTS), LABELS])))
         assert row["Brier"] == pytest.approx(np.mean(np.sum((mean - np.eye(CLASSES)[LABELS]) ** 2, -1)))
         between = [differ(p, q) for p, q in itertools.combinations(run, 2)]
         assert row["disagreement"] == pytest.approx(np.mean(between), abs=1e-6)
-        assert row["JS divergence"] == pytest.approx(js(*run))
+        assert row["JS divergence of all"] == pytest.approx(js(*run))
     found = numbers_of(folder / "out", "sizes")
     means = np.stack([run.mean(0) for run in runs.values()])
     alone = np.mean([np.mean(mean.argmax(-1) == LABELS) for mean in means])
@@ -116,10 +118,11 @@ def test_networks_stand_beside_the_first(two_runs):
         assert found[0] == pytest.approx(expected)
 
 
-def test_within_a_run_and_between_ends(two_runs):
+def test_within_a_run_and_between_runs(two_runs):
+    """Members of a file have no order: all of one run are compared with all of the other."""
     folder, runs, _ = two_runs
     within = [np.mean([differ(p, q) for p, q in itertools.combinations(run, 2)]) for run in runs.values()]
-    between = differ(runs["first"][-1], runs["second"][-1])
+    between = np.mean([differ(p, q) for p in runs["first"] for q in runs["second"]])
     [(ratio, _)] = numbers_of(folder / "out", "pairs").values()
     assert ratio == pytest.approx(between / np.mean(within), abs=1e-5)
 
@@ -162,8 +165,8 @@ def test_without_labels_there_is_no_accuracy(tmp_path):
     np.savez(tmp_path / "run.npz", anything=run)
     said = polymode("diversity", "run.npz", "--out", "out", "--json", cwd=tmp_path)
     [row] = json.loads(said.stdout)["runs"]
-    assert row.keys() == {"run", "networks", "disagreement", "JS divergence"}
-    assert row["JS divergence"] == pytest.approx(js(*run))
+    assert row.keys() == {"run", "networks", "disagreement", "JS divergence of all"}
+    assert row["JS divergence of all"] == pytest.approx(js(*run))
     assert not (tmp_path / "out/plane.npz").exists()
 
 
@@ -186,7 +189,7 @@ def test_members_in_any_usual_form(kind, tmp_path):
     said = polymode("diversity", name, "--out", "out", "--json", cwd=tmp_path)
     [row] = json.loads(said.stdout)["runs"]
     assert row["networks"] == 3
-    assert row["JS divergence"] == pytest.approx(js(*run), abs=tolerance)
+    assert row["JS divergence of all"] == pytest.approx(js(*run), abs=tolerance)
 
 
 def test_files_of_one_name_are_told_apart(tmp_path):
@@ -197,7 +200,7 @@ def test_files_of_one_name_are_told_apart(tmp_path):
     said = polymode("diversity", "x/a.npz", "y/a.npz", "a (1).npz", "--out", "out", "--json", cwd=tmp_path)
     rows = json.loads(said.stdout)["runs"]
     assert len({row["run"] for row in rows}) == 3
-    found = [row["JS divergence"] for row in rows]
+    found = [row["JS divergence of all"] for row in rows]
     assert found == pytest.approx([js(*probabilities(2, seed)) for seed in (1, 2, 3)])
 
 
@@ -313,7 +316,7 @@ def bad(tmp_path_factory):
         (["whole.npz"], 1, "probabilities are an array"),
         (["empty.npz"], 1, "probabilities [2, 0, 3] need points"),
         (["nothing.npz"], 1, "nothing.npz holds {}"),
-        (["high.npz"], 1, "Labels go from 0 to 3, but there are 3 classes"),
+        (["high.npz"], 1, "Labels go from 0 to 3; 3 classes, counted from 0, end at 2"),
         (["low.npz"], 1, "Labels go from -1 to 1"),
         (["short.npz"], 1, "There are 39 labels for 40 points"),
         (["hot.npz"], 1, "labels must be whole numbers [points], got float64 [40, 3]"),

@@ -96,11 +96,11 @@ def test_page_numbers_and_arrays_are_left(page):
     folder, output = page
     left = {path.name for path in (folder / "out").iterdir()}
     keys = ["similarity", "checkpoints", "pairs", "map", "plane", "sizes", "subspace-sizes", "radial"]
-    keys += ["radial-loss", "three", "path-tu", "sheet-tu", "shift"]
+    keys += ["radial-loss", "three", "path-tunnel-0", "sheet-tunnel-0", "shift"]
     assert {f"{key}.npz" for key in keys} <= left
     content = (folder / "out/landscape.html").read_text()
     assert content.count("<figure>") == len(keys)
-    assert "4 trainings, 14 networks (MLP, 592 weights), looked at on 60 test points." in content
+    assert "4 runs and 1 tunnel, 14 networks (MLP, 592 weights), looked at on 60 test points." in content
     assert "Landscape of tr, de, tu" in output.stdout
     assert "page     out/landscape.html" in output.stdout
     rows = json.loads((folder / "out/numbers.json").read_text())["runs"]
@@ -114,11 +114,13 @@ def test_runs_are_scored(page, tracks, data):
     for row, networks in zip(rows, tracks, strict=True):
         p = np.stack([said(module, x) for module in networks])
         assert row["networks"] == len(networks)
-        assert row["accuracy of one"] == pytest.approx(np.mean(p.argmax(-1) == y.numpy()), abs=1e-6)
+        assert row["mean accuracy of a single network"] == pytest.approx(
+            np.mean(p.argmax(-1) == y.numpy()), abs=1e-6
+        )
         assert row["accuracy"] == pytest.approx(np.mean(p.mean(0).argmax(-1) == y.numpy()), abs=1e-6)
         assert row["NLL"] == pytest.approx(-np.mean(np.log(p.mean(0)[range(60), y])), rel=1e-5)
         if len(networks) > 1:
-            assert row["JS divergence"] == pytest.approx(divergence(*p), abs=1e-6)
+            assert row["JS divergence of all"] == pytest.approx(divergence(*p), abs=1e-6)
 
 
 def test_ends_are_compared(page, tracks, data):
@@ -131,7 +133,7 @@ def test_ends_are_compared(page, tracks, data):
     differ = [np.mean(p[i].argmax(-1) != p[j].argmax(-1)) for i, j in pairs]
     assert found["disagreement, between runs"] == pytest.approx(np.mean(differ), abs=1e-6)
     js = [divergence(p[i], p[j]) for i, j in pairs]
-    assert found["JS divergence (nats), between runs"] == pytest.approx(np.mean(js), abs=1e-6)
+    assert found["JS divergence of pairs (nats), between runs"] == pytest.approx(np.mean(js), abs=1e-6)
     cosines = [float(theta[i] @ theta[j] / (theta[i].norm() * theta[j].norm())) for i, j in pairs]
     assert found["cosine of weights, between runs"] == pytest.approx(np.mean(cosines), abs=1e-6)
     assert numbers_of(folder / "out", "radial")["cosine of the first two ends"] == pytest.approx(cosines[0])
@@ -225,7 +227,7 @@ def test_the_tunnel_is_walked_through(page, runs, data):
     assert all(
         torch.equal(vector(a), vector(b)) for a, b in zip([networks[0], networks[-1]], ends, strict=True)
     )
-    found = np.load(folder / "out/path-tu.npz")
+    found = np.load(folder / "out/path-tunnel-0.npz")
     corners = found["tunnel, is_corner"]
     losses = [float(torch.nn.functional.cross_entropy(m(train_x), train_y)) for m in networks]
     np.testing.assert_allclose(found["tunnel, loss"][corners], losses, rtol=1e-5)
@@ -237,16 +239,16 @@ def test_the_tunnel_is_walked_through(page, runs, data):
     [at] = np.flatnonzero(np.isclose(found["straight line, place"], 0.5))
     expected = float(torch.nn.functional.cross_entropy(middle(train_x), train_y))
     assert found["straight line, loss"][at] == pytest.approx(expected, rel=1e-5)
-    numbers = numbers_of(folder / "out", "path-tu")
+    numbers = numbers_of(folder / "out", "path-tunnel-0")
     highest = {name: found[f"{name}, loss"].max() for name in ("straight line", "tunnel")}
     for name, value in highest.items():
         assert numbers[f"highest loss, {name}"] == pytest.approx(value)
     ratio = highest["straight line"] / highest["tunnel"]
     assert numbers["highest loss, straight line / tunnel"] == pytest.approx(ratio)
     apart = np.mean(said(middle, x).argmax(-1) != said(ends[0], x).argmax(-1))
-    name = "difference at the middle of the straight line, with its first end"
+    name = "difference at the middle of the straight line, with the first end"
     assert numbers[name] == pytest.approx(apart, abs=0.02)
-    sheet = np.load(folder / "out/sheet-tu.npz")
+    sheet = np.load(folder / "out/sheet-tunnel-0.npz")
     lengths = [float(vector(m).norm()) for m in networks]
     path_row = int(np.flatnonzero(np.isclose(sheet["share"], 1))[0])
     np.testing.assert_allclose(sheet["radius"][path_row][::3], lengths, rtol=1e-6)
@@ -257,13 +259,17 @@ def test_divergence_on_foreign_data(page, tracks):
     foreign = digits(num_train=300).ood.inputs[:60]
     # All ways have as many networks as the one that has the fewest: of three draws some are rejected.
     content = (folder / "out/landscape.html").read_text()
-    number = int(re.search(r"Each way averages (\d) networks", content)[1])
+    number = int(re.search(r"divergence of (\d) networks of each method", content)[1])
     assert 2 <= number <= 3
     p = [said(networks[-1], foreign) for networks in tracks[-number:]]
     found = numbers_of(folder / "out", "shift")
-    assert found["JS divergence on foreign data, independent"] == pytest.approx(divergence(*p), abs=1e-6)
+    assert found["JS divergence on out-of-distribution data, independent"] == pytest.approx(
+        divergence(*p), abs=1e-6
+    )
     along = [divergence(*(said(m, foreign) for m in networks[-number:])) for networks in tracks[:2]]
-    assert found["JS divergence on foreign data, trajectory"] == pytest.approx(np.mean(along), abs=1e-6)
+    assert found["JS divergence on out-of-distribution data, trajectory"] == pytest.approx(
+        np.mean(along), abs=1e-6
+    )
 
 
 def test_the_map_has_every_network(page):
@@ -296,14 +302,13 @@ def test_a_second_call_goes_on_where_the_first_one_ended(page):
     assert document["runs"] == json.loads((folder / "out/numbers.json").read_text())["runs"]
 
 
-def test_surveys_of_other_points_are_not_taken(page, tmp_path):
+def test_a_folder_of_other_options_is_left_as_it_is(page):
     folder, _ = page
-    shutil.copytree(folder / "out", tmp_path / "out")
-    call = ["landscape", "tr", *CLOSELY[:4], "--points", 50, "--views", "radial", "--quiet"]
-    polymode(*call, "--out", tmp_path / "out", cwd=folder)
-    polymode(*call, "--out", tmp_path / "fresh", cwd=folder)
-    mixed, fresh = (np.load(tmp_path / name / "radial.npz") for name in ("out", "fresh"))
-    np.testing.assert_array_equal(mixed["loss"], fresh["loss"])
+    before = (folder / "out/numbers.json").read_bytes()
+    call = ["landscape", "tr", *CLOSELY[:4], "--points", 50, "--views", "radial", "--out", "out"]
+    line = the_line(polymode(*call, cwd=folder, code=2))
+    assert "out holds results of another command: choose another folder with --out" in line
+    assert (folder / "out/numbers.json").read_bytes() == before
 
 
 def test_some_views_only(page):
@@ -406,8 +411,8 @@ def test_the_order_of_checkpoints_is_that_of_the_table(elsewhere):
     assert forward["runs"][0] != forward["runs"][1]
 
 
-def test_another_model_in_the_same_folder_is_looked_at_anew(elsewhere):
-    """The same weights with another activation are another network, whatever the folder holds."""
+def test_surveys_of_another_network_are_not_taken(elsewhere):
+    """The same weights with another activation are another network, whatever an interrupted call has left."""
     (elsewhere / "nets.py").write_text(
         "from torch import nn\nimport polymode as pm\n"
         "def build():\n    return pm.models.MLP(2, 2, (8,), activation=nn.Tanh)\n"
@@ -415,6 +420,7 @@ def test_another_model_in_the_same_folder_is_looked_at_anew(elsewhere):
     call = [*TABLE, *CLOSELY, "--views", "radial", "--quiet"]
     polymode("landscape", *NETS, *call, "--out", "mixed", cwd=elsewhere)
     relu = dict(np.load(elsewhere / "mixed/radial.npz"))
+    (elsewhere / "mixed/numbers.json").unlink()
     tanh = ["--checkpoints", "net0.pt", "net1.pt", "net2.pt", "--model", "nets:build"]
     polymode("landscape", *tanh, *call, "--out", "mixed", cwd=elsewhere)
     polymode("landscape", *tanh, *call, "--out", "alone", cwd=elsewhere)
@@ -436,6 +442,13 @@ def test_networks_of_numbers(elsewhere):
     radial = np.load(elsewhere / "numbers/radial.npz")
     assert np.isfinite(radial["error"]).all()
     assert not (elsewhere / "numbers/plane.npz").exists()
+
+
+def test_corruptions_are_for_images(elsewhere):
+    call = [*NETS, *TABLE, "--corruptions", "fog", "--out", "none"]
+    line = the_line(polymode("landscape", *call, cwd=elsewhere, code=1))
+    assert "Corruptions are for images" in line
+    assert not (elsewhere / "none").exists()
 
 
 def test_a_pickle_among_checkpoints_is_not_executed(elsewhere):
@@ -485,6 +498,7 @@ def others(runs):
         (["tr", "--draws", "1"], 2, "--draws must be at least 2, got 1"),
         (["tr", "--least-accuracy", "1.5"], 2, "--least-accuracy lies between 0 and 1, got 1.5"),
         (["tr", "--steps", "long"], 2, "long"),
+        (["tr", "--seed", "-1"], 2, "--seed must be at least 0, got -1"),
         (["one", "wide"], 1, "Networks of different forms have no plane or path in common"),
         (["one", "fewer"], 1, "one and fewer have different test points"),
         (["tr", "--model", "smallcnn"], 2, "tr was trained with mlp"),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from polymode.application.atlas import opinions as say
 from polymode.application.atlas import places
@@ -16,17 +17,21 @@ from polymode.landscape.subspaces import RECENT
 
 MAPPED_RUNS = 3  # trainings whose networks are all on the map, as in the paper's figures; of others the ends
 MAPPED_DRAWS = 10
+ALIGNED = 0.5  # cosine of weights above which two runs seem to share their start
 
 
 def similarity(material: Material) -> list[View | None]:
     """The ends of all trainings; the checkpoints of some."""
     tracks = material.tracks
+    cosine = cosine_matrix([track.end for track in tracks]) if len(tracks) > 1 else None
+    if cosine is not None:
+        _note_shared_starts(material, cosine)
     found = [
         say.similarity_view(
             material.ends(),
-            title="How the ends of trainings differ",
+            title="How the final networks of runs differ",
             difference=material.difference,
-            cosine=cosine_matrix([track.end for track in tracks]) if len(tracks) > 1 else None,
+            cosine=cosine,
         )
     ]
     paths = [track for track in tracks if track.has_several][:MAPPED_RUNS]
@@ -50,8 +55,21 @@ def similarity(material: Material) -> list[View | None]:
             )
         )
         if material.is_classes:
-            found.append(say.pairs_view([_latest(material, track) for track in tracks]))
+            of = " (of trajectories their latest checkpoints)" if any(t.is_trajectory for t in tracks) else ""
+            found.append(say.pairs_view([_latest(material, track) for track in tracks], of=of))
     return found
+
+
+def _note_shared_starts(material: Material, cosine: Tensor) -> None:
+    """Say which runs do not seem to be independent: weights of separate starts are nearly at right angles."""
+    for one in range(len(cosine)):
+        for two in range(one):
+            if float(cosine[one, two]) > ALIGNED:
+                names = f"{material.tracks[two].label} and {material.tracks[one].label}"
+                material.notes.append(
+                    f"{names} have a cosine of weights of {float(cosine[one, two]):.2f}: they seem to share "
+                    "their start (the same --seed?), so they are not independent runs."
+                )
 
 
 def _latest(material: Material, track: Track) -> Opinions:
@@ -131,7 +149,17 @@ VIEWS: dict[str, tuple[str, Maker]] = {
     "three": ("the plane through three ends", lambda material: [places.three_view(material)]),
     "path": ("the straight line between two ends, and tunnels", places.path_views),
 }
-SHIFT = "shift"  # needs corruptions or foreign data
+SHIFT = "shift"  # needs corruptions or data outside the distribution
+NEEDS = {
+    "similarity": "at least two networks",
+    "map": "at least four networks",
+    "plane": "probabilities of classes",
+    "sizes": "at least two runs, and probabilities of classes",
+    "radial": "at least two runs",
+    "three": "at least three runs",
+    "path": "at least two runs, or a tunnel",
+    SHIFT: "several networks with probabilities of classes, and --corruptions (of images) or --ood",
+}
 
 
 def make_views(
@@ -155,8 +183,14 @@ def make_views(
 def _made(material: Material, name: str, about: str, maker: Maker) -> Iterator[View]:
     """The views of one kind; what stands in the way of one is told, and others are made all the same."""
     material.report(f"{name}: {about}")
+    made = 0
     try:
-        yield from (view for view in maker(material) if view is not None)
+        for view in maker(material):
+            if view is not None:
+                made += 1
+                yield view
+        if not made:
+            material.left_out[name] = f"it needs {NEEDS[name]}."
     except InputError as error:
         material.left_out[name] = str(error)
         material.report(f"{name} is left out: {error}")

@@ -101,6 +101,7 @@ class Material:
     report: Report = lambda message: None
     progress: Callable[[str], Callable[[int, int], None]] = lambda title: lambda done, total: None
     known: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    notes: list[str] = field(default_factory=list, compare=False)  # what a reader should know
     left_out: dict[str, str] = field(
         default_factory=dict, compare=False
     )  # views, and why they cannot be made
@@ -155,18 +156,17 @@ class Material:
         """How values of networks are compared where they are not probabilities of classes."""
         if self.is_classes:
             return None
-        if self.likelihood.reads == "labels":
-            return self.likelihood.difference_name, lambda v: self.likelihood.difference(
-                (v > 0.5).long().flatten(1), self.points.targets
-            )
-        targets = self.points.targets
-        return self.likelihood.difference_name, lambda v: self.likelihood.difference(v.flatten(1), targets)
+        likelihood, targets = self.likelihood, self.points.targets
+        return likelihood.difference_name, lambda values: likelihood.difference(values, targets)
 
     def values(self, networks: Particles, inputs: Any = None) -> Tensor:
-        """What networks say of the test points (or of other inputs), [M, N, C]; tokens count one by one."""
-        found = function_values(networks, self.points.inputs if inputs is None else inputs)
+        """What networks say of the test points (or of other inputs), [M, N, C]; tokens count one by one.
+
+        Of anything but classes their answers, [M, N]: means, or labels.
+        """
         if not self.is_classes:
-            return found
+            return self.answers(networks, self.points).double()
+        found = function_values(networks, self.points.inputs if inputs is None else inputs)
         if inputs is None:
             return found[:, self.likelihood.observed(self.points.targets)].flatten(1, -2)
         return found.flatten(1, -2)

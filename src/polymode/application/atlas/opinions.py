@@ -73,7 +73,7 @@ def similarity_view(
         found = {
             "disagreement": disagreement_matrix(values),
             "KL divergence (nats)": kl_matrix(values),
-            "JS divergence (nats)": js_matrix(values),
+            "JS divergence of pairs (nats)": js_matrix(values),
         }
     else:
         found = {difference[0]: difference[1](values)}
@@ -85,17 +85,29 @@ def similarity_view(
         numbers += Number.of(f"{of}{name}, within a run", inside, "mean over pairs of its networks")
         numbers += Number.of(f"{of}{name}, between runs", across, "mean over pairs of runs")
     caption = (
-        "Every two networks on the test points: the share of points with different labels, the mean KL "
-        "divergence (row from column) and the mean Jensen–Shannon divergence."
+        "Each pair of networks on the test points: the share of points with different labels, the mean KL "
+        "divergence from the row's network to the column's, and the mean Jensen–Shannon divergence."
         if difference is None
-        else f"Every two networks on the test points: {difference[0]}."
+        else f"Each pair of networks on the test points: {difference[0]}."
     )
     if cosine is not None:
         caption += " Last: the cosine of their weights and biases."
     if len(groups) < count:
-        caption += " Lines divide runs; within a run networks stand in their order."
+        caption += " Lines divide runs; within a run networks are in order."
     arrays = {name: array(matrix) for name, matrix in found.items()} | {"runs": np.array(runs)}
-    return View(key, title, caption, matrices_figure(title, found_arrays(found), runs), arrays, numbers)
+    figure = matrices_figure(title, found_arrays(found), runs)
+    return View(key, title, caption, figure, arrays, numbers, _sentence(found, groups, of))
+
+
+def _sentence(found: dict[str, Tensor], groups: Sequence[Opinions], of: str) -> str:
+    """The answer that most readers come for."""
+    if of or "disagreement" not in found or len(groups) < 2:
+        return ""
+    _, across = within_and_between(
+        found["disagreement"], [p for p, g in enumerate(groups) for _ in range(g.number)]
+    )
+    assert across is not None
+    return f"Networks of two runs disagree on {across.mean:.1%} of the points."
 
 
 def found_arrays(found: dict[str, Tensor]) -> dict[str, np.ndarray]:
@@ -103,36 +115,49 @@ def found_arrays(found: dict[str, Tensor]) -> dict[str, np.ndarray]:
     return {name: array(matrix) for name, matrix in found.items()}
 
 
-def pairs_view(groups: Sequence[Opinions], *, key: str = "pairs") -> View | None:
-    """How far networks of one run are apart, beside the last networks of two runs."""
+def pairs_view(
+    groups: Sequence[Opinions], *, key: str = "pairs", ordered: bool = True, of: str = ""
+) -> View | None:
+    """How far networks of one run are apart, beside networks of two runs.
+
+    ordered: networks of a run stand in their order, so that of two runs the last ones are compared; otherwise
+    all of them are. of: what the networks of one run are, in words.
+    """
     values = torch.cat([group.values for group in groups])
     numbers_of = [place for place, group in enumerate(groups) for _ in range(group.number)]
     if len(groups) < 2 or len(values) == len(groups):
         return None
-    inside, _ = within_and_between(disagreement_matrix(values), numbers_of)
-    ends = disagreement_matrix(torch.cat([group.values[-1:] for group in groups]))
-    _, across = within_and_between(ends, list(range(len(groups))))
+    inside, across = within_and_between(disagreement_matrix(values), numbers_of)
+    if ordered:
+        ends = disagreement_matrix(torch.cat([group.values[-1:] for group in groups]))
+        _, across = within_and_between(ends, list(range(len(groups))))
     assert inside is not None
     assert across is not None
     title = "Within a run and between runs"
+    last = "final networks" if ordered else "networks"
     bars = [
-        {"label": "networks of one run", "mean": inside.mean, "error": _error(inside), "group": "within"},
         {
-            "label": "last networks of two runs",
-            "mean": across.mean,
-            "error": _error(across),
-            "group": "between",
+            "label": "two networks of one run",
+            "mean": inside.mean,
+            "error": _error(inside),
+            "group": "within",
         },
+        {"label": f"{last} of two runs", "mean": across.mean, "error": _error(across), "group": "between"},
     ]
     caption = (
-        "Mean disagreement of two networks of one run (of a trajectory its latest checkpoints) and of the "
-        "last networks of two runs. Bars: one standard error over runs; of pairs by leaving out a run at a "
-        "time."
+        f"Mean disagreement of two networks of one run{of} and of the {last} of two runs. Bars: one standard "
+        "error over runs; between runs by leaving out one run at a time."
     )
-    ratio = Number("disagreement between runs / within a run", across.mean / max(inside.mean, 1e-12))
+    ratio = Number(
+        "disagreement between runs / within a run",
+        across.mean / max(inside.mean, 1e-12),
+        note=f"{last} of two runs over networks of one run{of}",
+    )
     arrays = {"within": np.array([inside.mean, inside.standard_error, inside.count])}
     arrays |= {"between": np.array([across.mean, across.standard_error, across.count])}
-    return View(key, title, caption, pairs_figure(title, bars, "disagreement"), arrays, [ratio])
+    sentence = f"Two networks of one run{of} disagree on {inside.mean:.1%} of the points."
+    figure = pairs_figure(title, bars, "disagreement")
+    return View(key, title, caption, figure, arrays, [ratio], sentence)
 
 
 def _error(pairs: Pairs) -> float | None:
@@ -159,8 +184,8 @@ def map_view(groups: Sequence[Opinions], *, key: str = "map", seed: int = 0) -> 
             }
         )
     caption = (
-        "Each point is a network, placed by what it says of the test points (t-SNE): neighbours say alike. "
-        "Distances between far groups mean little."
+        "Each point is a network, placed by its predictions for the test points (t-SNE): neighbours predict "
+        "alike. Distances between separate groups mean little."
     )
     arrays = {
         "places": array(places),
@@ -197,7 +222,8 @@ def plane_view(
         lowest = min([1 / num_classes, *(a for each in samples.values() for a in each["accuracy"])])
         highest = max([accuracy, *(a for each in samples.values() for a in each["accuracy"])])
         grid = torch.linspace(lowest, highest, 200, dtype=torch.float64)
-        lower = theory.perturbed_disagreement(grid.clamp(max=accuracy), accuracy, num_classes)
+        lower = theory.perturbed_disagreement(grid, accuracy, num_classes)
+        lower[grid > accuracy] = torch.nan
         upper = theory.independent_disagreement(grid, accuracy, num_classes)
         limits = {"accuracy": grid.tolist(), "lower": lower.tolist(), "upper": upper.tolist()}
         inside = [(a, d) for a, d in everything if a <= accuracy]
@@ -222,9 +248,9 @@ def plane_view(
         samples, base_accuracy=accuracy, num_classes=num_classes, limits=limits, fitted=fitted
     )
     caption = (
-        f"Every network beside {base_name} (the star at zero): to the right more accurate, upwards more "
-        "different, relative to its errors. Dashed: labels that are flipped at random (lower limit) and "
-        "mistakes that have nothing to do with each other (upper limit)."
+        f"Each network compared with {base_name} (the star at zero): more accurate to the right, more "
+        "different upwards, relative to its own error. Dashed: labels of the base flipped at random (lower "
+        "limit) and independent errors (upper limit)."
     )
     arrays = {f"{name}, {what}": np.array(v) for name, each in samples.items() for what, v in each.items()}
     arrays["base accuracy"] = np.array(accuracy)
@@ -252,7 +278,7 @@ def sizes_view(families: dict[str, Tensor], labels: Tensor, *, key: str = "sizes
             runs = "1 run" if each.num_runs == 1 else f"{each.num_runs} runs"
             numbers.append(Number(f"accuracy, {name}, {runs}", each.scores["accuracy"]))
     caption = (
-        "Means over all subsets of so many runs. Within a run predictions are averaged first, then over "
+        "Means over all subsets of that many runs. Within a run predictions are averaged first, then over "
         "runs. Bars: deviation over subsets, which share runs."
     )
     if max(len(values) for values in families.values()) > MOST_IN_SUBSETS:
@@ -282,7 +308,7 @@ def subspace_sizes_view(
                 curve[score].append(each.scores[score])
     title = f"Networks around each run: {name}"
     caption = (
-        f"Means over all subsets of so many runs, each with its first 1, 2, … draws of {name!r}. "
+        f"Means over all subsets of that many runs, each with its first draws of {name!r}. "
         "Going to the right a run gains from its subspace, going from line to line from other runs."
     )
     arrays = {f"{label}, {what}": np.array(v) for label, each in curves.items() for what, v in each.items()}
@@ -296,11 +322,13 @@ def scores_table(groups: Sequence[Opinions], labels: Tensor | None) -> list[dict
     for group in groups:
         row: dict[str, str | float] = {"run": group.label, "networks": group.number}
         if labels is not None:
-            row["accuracy of one"] = float((group.values.argmax(-1) == labels).double().mean())
+            row["mean accuracy of a single network"] = float(
+                (group.values.argmax(-1) == labels).double().mean()
+            )
             together = scores_of(group.values.double().mean(0), labels)
             row |= {"accuracy": together["accuracy"], "NLL": together["nll"], "Brier": together["brier"]}
         if group.number > 1:
             row["disagreement"] = disagreement(group.values)
-            row["JS divergence"] = jensen_shannon(group.values)
+            row["JS divergence of all"] = jensen_shannon(group.values)
         rows.append(row)
     return rows

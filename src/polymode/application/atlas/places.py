@@ -74,7 +74,10 @@ def radial_views(material: Material) -> list[View]:
             ratio = found.difference[..., place] / found.error.clamp(min=1e-9)
             losses[f"disagreement with {track.label} / error"] = ratio
     title = "Losses on the same plane"
-    caption = "Similar losses in many places, and yet other functions: the right-hand panels."
+    caption = "Losses on training and test points"
+    caption += (
+        ", and the share of labels that differ from each end over the error." if material.is_classes else "."
+    )
     drawn = cut_figure(title, array(x), array(y), _as_arrays(losses), marks, tracks)
     views.append(View("radial-loss", title, caption, drawn, arrays))
     return views
@@ -119,11 +122,11 @@ def _path_view(material: Material, tunnel: Track | None) -> View:
     else:
         bent = material.space.vectors(tunnel.networks)
         ends = [tunnel.networks.only([0]), tunnel.networks.only([tunnel.networks.num_members - 1])]
-        names = ["its first end", "its last end"]
+        names = ["the first end", "the last end"]
         corners = {"straight line": bent[[0, -1]], "tunnel": bent}
     references = torch.cat([material.answers(end, material.points) for end in ends])
     on_loss = material.training_points or material.points
-    key = "path" if tunnel is None else f"path-{tunnel.label}"
+    key = "path" if tunnel is None else f"path-{_place(material, tunnel)}"
     paths, arrays, numbers, highest = {}, {}, [], {}
     for name, points in corners.items():
         between = 19 if len(points) == 2 else 3
@@ -149,14 +152,14 @@ def _path_view(material: Material, tunnel: Track | None) -> View:
         for place, end in enumerate(names):
             what = f"difference at the middle of the {name}, with {end}"
             numbers.append(Number(what, float(seen.difference[middle, place])))
-    if tunnel is not None:
-        ratio = highest["straight line"] / highest["tunnel"]
+    if tunnel is not None and material.likelihood.reads == "labels" and highest["tunnel"] > 0:
+        ratio = highest["straight line"] / highest["tunnel"]  # log densities would have none
         numbers.append(Number("highest loss, straight line / tunnel", ratio))
     title = "From one solution to another" + (f": {tunnel.label}" if tunnel else "")
     caption = (
         f"Loss: {_data_name(material)}. Error and differences: test points. "
         + ("Dots: networks of the tunnel; between them lines are straight. " if tunnel else "")
-        + "Low loss everywhere does not mean one function everywhere."
+        + f"{_ends_text(material, tunnel)}"
     )
     word = "error" if material.likelihood.reads == "labels" else "root mean square error"
     return View(key, title, caption, path_figure(paths, error_title=word), arrays, numbers)
@@ -175,12 +178,12 @@ def _sheet_view(material: Material, tunnel: Track) -> View:
         num_between=2,
         references=material.answers(ends, material.points),
         statistics=material.statistics,
-        keep=material.folder / f"sheet-{tunnel.label}.survey.npz",
+        keep=material.folder / f"sheet-{_place(material, tunnel)}.survey.npz",
         progress=material.progress(f"sheet of {tunnel.label}"),
     )
     quality = _quality(material)
     panels = {quality[0]: array(quality[1](found.error))}
-    for place, name in enumerate(("its first end", "its last end")):
+    for place, name in enumerate(("the first end", "the last end")):
         words, values = _likeness(material, found.difference[..., place], name)
         panels[words] = array(values)
     title = f"{tunnel.label}: triangles between the origin and the path"
@@ -194,7 +197,27 @@ def _sheet_view(material: Material, tunnel: Track) -> View:
         path_row=len(inside) - 1,
     )
     arrays = {name: array(value) for name, value in vars(found).items()}
-    return View(f"sheet-{tunnel.label}", title, caption, figure, arrays)
+    return View(f"sheet-{_place(material, tunnel)}", title, caption, figure, arrays)
+
+
+def _ends_text(material: Material, tunnel: Track | None) -> str:
+    """Which networks a path joins, where that can be told."""
+    if tunnel is None:
+        return f"From {material.tracks[0].label} to {material.tracks[1].label}."
+    ends = {"first": 0, "last": tunnel.networks.num_members - 1}
+    vectors = {name: material.space.vectors(tunnel.networks.only([i]))[0] for name, i in ends.items()}
+    known = {
+        name: track.label
+        for name, vector in vectors.items()
+        for track in material.tracks
+        if torch.equal(material.vector(track), vector)
+    }
+    return " ".join(f"The {name} end is {label}." for name, label in known.items())
+
+
+def _place(material: Material, tunnel: Track) -> str:
+    """What names of files call a tunnel: labels may be of any length and hold any sign."""
+    return f"tunnel-{list(material.tunnels).index(tunnel)}"
 
 
 def _data_name(material: Material) -> str:

@@ -140,6 +140,9 @@ def _check_together(runs: Mapping[str, Tensor], labels: Tensor | None) -> None:
             raise InputError(f"There are {len(labels)} labels for {one.shape[1]} points.")
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= one.shape[2]:
-            raise InputError(f"Labels go from {low} to {high}, but there are {one.shape[2]} classes.")
+            raise InputError(
+                f"Labels go from {low} to {high}; {one.shape[2]} classes, counted from 0, end at "
+                f"{one.shape[2] - 1}."
+            )
     if sum(len(values) for values in runs.values()) < 2:
         raise InputError("There is one network: diversity needs at least two.")

@@ -9,7 +9,7 @@ from torch import Tensor
 from polymode.application.atlas.material import Material
 from polymode.application.atlas.view import Number, View
 from polymode.application.datasets.corruptions.reading import Blocks, image_bytes, made_blocks
-from polymode.application.plots import shift_figure
+from polymode.application.plots import pairs_figure, shift_figure
 from polymode.landscape import scores_of
 from polymode.metrics import jensen_shannon
 from polymode.posteriors import Particles
@@ -57,8 +57,24 @@ def foreign_numbers(material: Material) -> tuple[list[Number], dict[str, float]]
         each = torch.tensor([jensen_shannon(material.values(s, material.foreign)) for s in samples])
         error = float(each.std() / len(each) ** 0.5) if len(each) > 1 else None
         means[name] = float(each.mean())
-        numbers.append(Number(f"JS divergence on foreign data, {name}", means[name], error))
+        numbers.append(Number(f"JS divergence on out-of-distribution data, {name}", means[name], error))
     return numbers, means
+
+
+def _foreign_view(numbers: list[Number], means: dict[str, float], count: int) -> View:
+    """Divergences on data outside the distribution alone."""
+    title = "On out-of-distribution data"
+    bars = [
+        {"label": name, "mean": mean, "error": number.error, "group": name}
+        for (name, mean), number in zip(means.items(), numbers, strict=True)
+    ]
+    caption = (
+        f"Jensen–Shannon divergence of {count} networks of each method on data outside the distribution, "
+        "where they should disagree. Bars: one standard error over runs."
+    )
+    arrays = {f"{name}, JS": np.array(mean) for name, mean in means.items()}
+    figure = pairs_figure(title, bars, "JS divergence (nats)")
+    return View("shift", title, caption, figure, arrays, numbers)
 
 
 def shift_view(
@@ -76,6 +92,8 @@ def shift_view(
     of_ways = ways(material) if material.is_classes else {}
     if not of_ways or not (corruptions or foreign):
         return None
+    if not corruptions:
+        return _foreign_view(foreign, means, _number(of_ways))
     curves = {n: {"severity": [], "accuracy": [], "brier": [], "js": []} for n in of_ways}
     levels: list[tuple[int, list[Tensor]]] = [(0, [material.points.inputs])]
     if corruptions:
@@ -95,8 +113,8 @@ def shift_view(
             curves[name]["js"].append(float(np.mean([jensen_shannon(values) for values in found])))
     caption = (
         f"Means over {len(corruptions)} corruptions; 0 is no corruption. " if corruptions else "Test points. "
-    ) + f"Each way averages {_number(of_ways)} networks; divergence is that between them."
+    ) + f"Each method averages {_number(of_ways)} networks; the divergence is that between them."
     arrays = {f"{name}, {key}": np.array(v) for name, each in curves.items() for key, v in each.items()}
-    arrays |= {f"{name}, JS on foreign data": np.array(value) for name, value in means.items()}
+    arrays |= {f"{name}, JS on out-of-distribution data": np.array(value) for name, value in means.items()}
     title = "When data drift away"
     return View("shift", title, caption, shift_figure(curves, foreign=means or None), arrays, foreign)

@@ -39,6 +39,7 @@ class View:
     figure: Any
     arrays: Mapping[str, np.ndarray]
     numbers: Sequence[Number] = field(default_factory=tuple)
+    sentence: str = ""  # its answer in one sentence, for the top of the page
 
 
 def array(value: Tensor | Sequence[Any] | np.ndarray) -> np.ndarray:

@@ -83,7 +83,8 @@ def _run(arguments: list[str]) -> int:
 def _how_to_go_on(arguments: list[str]) -> str:
     if arguments[0] not in ("compare", "train", "reference", "landscape"):
         return ""
-    return " What was trained is kept; the same command goes on with it:\n  polymode " + shlex.join(arguments)
+    kept = "computed" if arguments[0] == "landscape" else "trained"
+    return f" What was {kept} is kept; the same command goes on with it:\n  polymode " + shlex.join(arguments)
 
 
 def _how_to_trust(error: UntrustedImport, arguments: list[str]) -> str:

@@ -13,13 +13,26 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from polymode.application.atlas.view import View
-from polymode.application.cli.options import ScreenOptions
+from polymode.application.cli.options import ScreenOptions, UsageError
 from polymode.application.cli.output import console, print_json, say
 from polymode.application.report import export_figures, number_text, write_atlas
 from polymode.storage import finite, write_bytes, write_text
 from polymode.training.keeping.progress import Reporter
 
 PAGE, NUMBERS = "landscape.html", "numbers.json"
+
+
+def check_folder(folder: Path, options: Mapping[str, Any]) -> None:
+    """Raise where a folder holds the results of other options; those of the same ones are made anew."""
+    path = folder / NUMBERS
+    if not path.exists():
+        return
+    try:
+        before = json.loads(path.read_text()).get("options")
+    except (ValueError, AttributeError, OSError):
+        before = None
+    if before != json.loads(json.dumps(dict(options))):
+        raise UsageError(f"{folder} holds results of another command: choose another folder with --out.")
 
 
 def keep_views(views: Iterable[View], folder: Path) -> list[View]:
@@ -42,6 +55,7 @@ def show_views(
     title: str,
     about: str,
     rows: Sequence[Mapping[str, Any]],
+    notes: Sequence[str],
     left_out: Mapping[str, str],
     command: str,
     figures: str,
@@ -53,8 +67,9 @@ def show_views(
         folder / PAGE,
         title,
         views,
-        about=about,
+        about=" ".join([about, *(view.sentence for view in views if view.sentence)]),
         rows=rows,
+        notes=notes,
         left_out=left_out,
         command=command,
         details=details,
@@ -64,7 +79,8 @@ def show_views(
         for view in views
         for n in view.numbers
     ]
-    document = finite({"runs": list(rows), "numbers": numbers, "left_out": dict(left_out)})
+    document = {"runs": list(rows), "numbers": numbers, "notes": list(notes), "left_out": dict(left_out)}
+    document = finite(document | {"options": dict(details)})
     write_text(folder / NUMBERS, json.dumps(document, indent=2) + "\n")
     files = []
     if figures:
@@ -76,8 +92,13 @@ def show_views(
         return
     _print_rows(title, rows)
     _print_numbers(views)
+    for view in views:
+        if view.sentence:
+            say(options, view.sentence)
+    for note in notes:
+        say(options, f"note     {note}")
     for name, reason in left_out.items():
-        say(options, f"{name} is left out: {reason}")
+        say(options, f"without  {name}: {reason}")
     say(options, f"page     {page}")
     say(options, f"arrays   {folder}/*.npz, numbers {folder / NUMBERS}")
     if files:

@@ -18,13 +18,13 @@ from polymode.application.atlas.opinions import (
 )
 from polymode.application.atlas.probabilities import read_predictions
 from polymode.application.atlas.view import View
-from polymode.application.cli.atlas import keep_views, show_views
+from polymode.application.cli.atlas import check_folder, keep_views, show_views
 from polymode.application.cli.jobs import run_folder
 from polymode.application.cli.options import ComputingOptions, UsageError, command_line, config_of, option
 from polymode.application.cli.output import reporter_of
 from polymode.application.report import require_plotly
 from polymode.application.report.atlas_page import FORMATS
-from polymode.errors import unknown_name
+from polymode.errors import InputError, unknown_name
 from polymode.training.loop.arithmetic import with_threads
 
 ABOUT = """Do the members of an ensemble really differ? From saved probabilities of any library.
@@ -56,8 +56,12 @@ def run(options: DiversityOptions) -> None:
     read = read_predictions(options.files, options.labels)
     groups = [Opinions(label, values) for label, values in read.runs.items()]
     folder = run_folder(options.out, "diversity", list(read.runs)[:3], config_of(options))
+    check_folder(folder, config_of(options))
+    if options.seed < 0:
+        raise UsageError(f"--seed must be at least 0, got {options.seed}.")
     with with_threads(options.threads or 1):  # more wait for each other where a machine is busy
-        views = keep_views(_views(groups, read.labels, options.seed), folder)
+        left_out: dict[str, str] = {}
+        views = keep_views(_views(groups, read.labels, options.seed, left_out), folder)
         rows = scores_table(groups, read.labels)
     networks, (_, points, classes) = sum(g.number for g in groups), groups[0].values.shape
     show_views(
@@ -67,7 +71,8 @@ def run(options: DiversityOptions) -> None:
         title=f"Diversity of {', '.join(list(read.runs)[:5])}",
         about=f"{networks} networks on {points} points of {classes} classes.",
         rows=rows,
-        left_out={},
+        notes=(),
+        left_out=left_out,
         command=command_line("diversity", options),
         figures=options.figures,
         details=config_of(options),
@@ -75,11 +80,17 @@ def run(options: DiversityOptions) -> None:
     )
 
 
-def _views(groups: Sequence[Opinions], labels: Tensor | None, seed: int) -> Iterator[View]:
+def _views(
+    groups: Sequence[Opinions], labels: Tensor | None, seed: int, left_out: dict[str, str]
+) -> Iterator[View]:
     shown = [group.thinned(max(2, MOST_IN_MATRIX // len(groups))) for group in groups]
-    made: list[View | None] = [similarity_view(shown), map_view(shown, seed=seed)]
+    made: list[View | None] = [similarity_view(shown)]
     if len(groups) > 1:
-        made.insert(1, pairs_view(shown))
+        made.append(pairs_view(shown, ordered=False))
+    try:
+        made.append(map_view(shown, seed=seed))
+    except InputError as error:  # such as networks that are all the same
+        left_out["map"] = str(error)
     if labels is not None:
         first = groups[0]
         apart = [Opinions(f"others of {first.label}", first.values[1:], "end")]

@@ -1,15 +1,22 @@
 """``polymode landscape``: pictures of the networks of runs, or of checkpoints trained elsewhere."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from polymode.application.atlas.making import SHIFT, VIEWS, make_views
-from polymode.application.atlas.material import Looking, Material, Track, as_arrays, check_same_points
+from polymode.application.atlas.material import (
+    Looking,
+    Material,
+    Track,
+    as_arrays,
+    check_same_points,
+    first,
+)
 from polymode.application.atlas.opinions import scores_table
 from polymode.application.atlas.probabilities import distinct
-from polymode.application.cli.atlas import keep_views, show_views, survey_progress
+from polymode.application.cli.atlas import check_folder, keep_views, show_views, survey_progress
 from polymode.application.cli.corruptions import GROUPS
 from polymode.application.cli.jobs import JobOptions, load_job, run_folder
 from polymode.application.cli.options import ComputingOptions, UsageError, command_line, config_of, option
@@ -17,6 +24,7 @@ from polymode.application.cli.output import reporter_of
 from polymode.application.cli.runs import StoredRun
 from polymode.application.comparison import stated
 from polymode.application.datasets.corruptions.making import ALL_CORRUPTIONS, find_frost
+from polymode.application.datasets.corruptions.reading import image_bytes
 from polymode.application.report import require_plotly
 from polymode.application.report.atlas_page import FORMATS
 from polymode.data import Preprocessing
@@ -24,6 +32,7 @@ from polymode.errors import unknown_name
 from polymode.landscape import networks_of
 from polymode.likelihoods import make_likelihood
 from polymode.posteriors import from_state_dicts
+from polymode.posteriors.particles import BlockPosterior
 from polymode.training.loop.arithmetic import with_threads
 from polymode.trees import map_tree
 
@@ -110,8 +119,11 @@ def run(options: LandscapeOptions) -> None:
         raise UsageError("Name folders of runs, or files with --checkpoints (and --model and --data).")
     if "frost" in options.wanted_corruptions:
         find_frost()
+    if options.seed < 0:
+        raise UsageError(f"--seed must be at least 0, got {options.seed}.")
     names = [Path(name).stem for name in options.runs or options.checkpoints]
     folder = run_folder(options.out, "landscape", names[:3], config_of(options))
+    check_folder(folder, config_of(options))
     reporter = reporter_of(options)
     looking = Looking(
         options.points,
@@ -129,6 +141,8 @@ def run(options: LandscapeOptions) -> None:
         report=reporter.say,
         progress=survey_progress(reporter),
     )
+    if options.wanted_corruptions:
+        image_bytes(first(material.test, 1).inputs, material.preprocessing)  # raises unless they are images
     with with_threads(options.threads or 1):
         views = keep_views(make_views(material, options.wanted_views, options.wanted_corruptions), folder)
         rows = []
@@ -136,16 +150,14 @@ def run(options: LandscapeOptions) -> None:
             rows = scores_table([material.opinions(track) for track in material.tracks], material.labels)
     if not views:
         reasons = " ".join(f"{name}: {reason}" for name, reason in material.left_out.items())
-        raise UsageError(
-            f"These networks allow none of the views {options.views or 'there are'}: most need two runs, or "
-            f"the checkpoints of a trajectory. {reasons}".rstrip()
-        )
+        raise UsageError(f"These networks allow none of the views {options.views or 'there are'}. {reasons}")
     show_views(
         options,
         views,
         folder,
         title=f"Landscape of {', '.join(names[:5])}{', …' if len(names) > 5 else ''}",
         about=_about(material),
+        notes=material.notes,
         left_out=material.left_out,
         rows=rows,
         command=command_line("landscape", options),
@@ -157,9 +169,14 @@ def run(options: LandscapeOptions) -> None:
 
 def _about(material: Material) -> str:
     networks = sum(track.networks.num_members for track in (*material.tracks, *material.tunnels))
-    kind = type(material.space.network.module).__name__
+    module = material.space.network.module
+    kind = type(getattr(module, getattr(module, "wraps", ""), module)).__name__  # without a likelihood's part
+    runs = f"{len(material.tracks)} run{'s'[: len(material.tracks) != 1]}"
+    runs += (
+        f" and {len(material.tunnels)} tunnel{'s'[: len(material.tunnels) > 1]}" if material.tunnels else ""
+    )
     return (
-        f"{len(material.tracks)} trainings, {networks} networks ({kind}, {material.space.dimension:,} "
+        f"{runs}, {networks} networks ({kind}, {material.space.dimension:,} "
         f"weights), looked at on {material.points.num_examples} test points."
     )
 
@@ -167,9 +184,11 @@ def _about(material: Material) -> str:
 def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
     """The trainings that run folders hold, with the data of the first."""
     tracks, tunnels, tests = [], [], []
-    first = None
+    opened = None
     names = distinct([Path(folder).resolve().name for folder in options.runs])
     for place, folder in enumerate(options.runs):
+        if Path(folder).is_file():
+            raise UsageError(f"{folder} is a file: files of state_dicts are named with --checkpoints.")
         stored = StoredRun.open(
             folder,
             options.model,
@@ -178,7 +197,7 @@ def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
             baseline=place > 0 and not options.model,
             own_data=not options.data,
         )
-        first = first or stored
+        opened = opened or stored
         name = names[place]
         method = _innermost(stored.manifest["method"])
         for index in range(stored.num_posteriors):
@@ -188,6 +207,11 @@ def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
                 tests.append((folder, as_arrays(stored.split(options.data, 0).test)))
             suffix = f" seed {index}" if stored.num_posteriors > 1 else ""
             posterior = stored.posterior(index)
+            if method["name"] == "trajectory" and not isinstance(posterior, BlockPosterior):
+                raise UsageError(
+                    f"{folder} is a trajectory of draws ({posterior.kind}), which have no order in a "
+                    "training: look at trajectories of methods that train whole networks, such as single."
+                )
             chains = networks_of(posterior).chains()
             for (_, chain), networks in chains.items():
                 label = f"{name}{suffix}" + (f" chain {chain}" if len(chains) > 1 else "")
@@ -195,14 +219,15 @@ def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
                 phases = _phases(posterior.record, method, networks.num_members)
                 found = Track(label, networks, method["name"], phases)
                 (tunnels if method["name"] == "tunnel" else tracks).append(found)
+    tracks, tunnels = _told_apart(tracks), _told_apart(tunnels)
     check_same_points(tests)
-    assert first is not None
-    split = first.split(options.data, 0)
+    assert opened is not None
+    split = opened.split(options.data, 0)
     foreign = None
     if options.ood:
-        foreign = first.with_ood(first.own_task, options.ood).ood
+        foreign = opened.with_ood(opened.own_task, options.ood).ood
     elif not options.data:
-        foreign = first.own_ood
+        foreign = opened.own_ood
     own = split.train if not options.data else None
     return {
         "tracks": tracks,
@@ -211,8 +236,14 @@ def _of_runs(options: LandscapeOptions) -> dict[str, Any]:
         "train": None if own is None else as_arrays(own),
         "validation": None if split.validation is None else as_arrays(split.validation),
         "foreign": None if foreign is None else _some(as_arrays(foreign).inputs, options.points),
-        "preprocessing": first.preprocessing(0),
+        "preprocessing": opened.preprocessing(0),
     }
+
+
+def _told_apart(tracks: Sequence[Track]) -> list[Track]:
+    """The tracks with labels that are all different."""
+    labels = distinct([track.label for track in tracks])
+    return [replace(track, label=label) for track, label in zip(tracks, labels, strict=True)]
 
 
 def _innermost(method: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -226,10 +257,16 @@ def _phases(record: Mapping[str, Any], method: Mapping[str, Any], number: int) -
     """The phase that each checkpoint of a trajectory was kept in; empty where there is one, or no telling."""
     if method.get("name") != "trajectory" or method.get("every_steps"):
         return ()
-    epochs = [str(row.get("phase", "")) for row in record.get("history", ())]
-    kept = epochs[::-1][:: method.get("every", 1)][::-1]
-    kept = ["start", *kept] if method.get("initial") else kept
-    return tuple(kept[-number:]) if len(kept) >= number and len(set(kept)) > 1 + ("start" in kept) else ()
+    history, every, first = record.get("history"), method.get("every"), bool(method.get("initial"))
+    if not isinstance(history, list) or not isinstance(every, int) or every < 1:
+        return ()
+    if not all(isinstance(row, Mapping) for row in history):
+        return ()
+    kept = [str(row.get("phase", "")) for row in history][::-1][::every][::-1]
+    kept = kept[max(0, len(kept) - number + first) :]
+    if len(kept) + first != number or len(set(kept)) < 2:
+        return ()
+    return ("start", *kept) if first else tuple(kept)
 
 
 def _of_checkpoints(options: LandscapeOptions) -> dict[str, Any]:

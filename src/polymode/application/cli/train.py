@@ -118,6 +118,9 @@ def run(options: TrainOptions) -> None:
         say(options, line)
     say(options, f"run      {folder} (all scores: {folder}/scores.json)")
     own = f" --model {job.model_name}" if is_import(job.model_name) else ""
+    if method.name in ("trajectory", "tunnel"):
+        say(options, f"next     polymode landscape {folder}{own}")
+        return
     say(options, f"next     polymode predict {folder} NEW_DATA{own} --out predictions.csv")
 
 

@@ -125,7 +125,9 @@ def _cosine(posterior: Posterior, num_draws: int | None, generator: torch.Genera
         count += block.num_members
         if count >= MATRIX_MEMBERS:
             break
-    members = blocks[0] if len(blocks) == 1 else concatenate(blocks)
+    alike = all(block.group_size == blocks[0].group_size for block in blocks)
+    joined = len(blocks) > 1 and (alike or not blocks[0].shared)
+    members = concatenate(blocks) if joined else blocks[0]
     weights = {name for name, _ in posterior.network.module.named_parameters()}
     own = {name: t[:MATRIX_MEMBERS] for name, t in members.stacked.items() if name in weights}
     return cosine_similarity(Members(own)).tolist() if own else None

@@ -21,15 +21,18 @@ def write_atlas(
     *,
     about: str = "",
     rows: Sequence[Mapping[str, Any]] = (),
+    notes: Sequence[str] = (),
     left_out: Mapping[str, str] | None = None,
     command: str = "",
     details: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the page and return where it is.
 
-    rows: a table of the runs. left_out: views that are not here, and why.
+    rows: a table of the runs. notes: what a reader should know of them. left_out: views that are not here,
+    and why.
     """
     parts = [f"<h1>{escape(title)}</h1>", f'<p class="summary">{escape(about)}</p>']
+    parts += [f'<p class="note">{escape(note)}</p>' for note in notes]
     if rows:
         head = list(dict.fromkeys(name for row in rows for name in row))
         cells = [[_cell(row.get(name)) for name in head] for row in rows]

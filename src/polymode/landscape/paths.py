@@ -45,6 +45,10 @@ def walk(
     """
     corners = corners.double()
     points, shares = _segments(corners, num_between)
+    line = corners[-1] - corners[0]
+    length = float(line @ line)
+    if length == 0:
+        raise InputError("The path ends where it begins: its ends must be two networks.")
     found = survey(
         space,
         points,
@@ -54,10 +58,6 @@ def walk(
         keep=keep,
         progress=progress,
     )
-    line = corners[-1] - corners[0]
-    length = float(line @ line)
-    if length == 0:
-        raise InputError("The path ends where it begins: its ends must be two networks.")
     at = ((corners - corners[0]) @ line) / length
     segment = shares.long().clamp(max=len(corners) - 2)
     place = torch.lerp(at[segment], at[segment + 1], shares - segment)
@@ -115,6 +115,9 @@ def sheet(
     path, places = _segments(corners, num_between)
     shares = shares.double()
     count = path.count
+    lengths = torch.cat([path.at(i, i + 1).norm(dim=1) for i in range(count)])
+    if bool((lengths == 0).any()):
+        raise InputError("The path leads through the origin of weight space, where it has no direction.")
 
     def at(start: int, stop: int) -> Tensor:
         numbers = torch.arange(start, stop)
@@ -132,9 +135,6 @@ def sheet(
         progress=progress,
     )
     theta = path.at(0, count)
-    lengths = theta.norm(dim=1)
-    if bool((lengths == 0).any()):
-        raise InputError("The path leads through the origin of weight space, where it has no direction.")
     turns = (theta[1:] * theta[:-1]).sum(1) / (lengths[1:] * lengths[:-1])
     angle = torch.cat([torch.zeros(1, dtype=torch.float64), turns.clamp(-1, 1).arccos().cumsum(0)])
     shape = (len(shares), count)

@@ -86,7 +86,7 @@ def functions(material: Material) -> list[View | None]:
     for track in material.tracks[:MAPPED_RUNS]:
         groups += _by_phase(material, track)
         if material.is_classes:
-            for name in material.rules(for_plane=False, track=track):
+            for name in material.subspaces(track):
                 values = material.drawn_values(track, name)[:MAPPED_DRAWS]
                 groups.append(Opinions(track.label, values, name))
     groups += [Opinions(end.label, end.values, "end") for end in material.ends()[MAPPED_RUNS:]]
@@ -128,8 +128,8 @@ def sizes(material: Material) -> list[View | None]:
     if not material.is_classes or len(material.tracks) < 2:
         return [None]
     families = {"baseline": torch.cat([each.values for each in material.ends()])}
-    for name in material.rules(for_plane=False, track=material.tracks[0]):
-        if all(name in material.rules(for_plane=False, track=track) for track in material.tracks):
+    for name in material.subspaces(material.tracks[0]):
+        if all(name in material.subspaces(track) for track in material.tracks):
             means = [material.drawn_values(track, name).mean(0) for track in material.tracks]
             families[name] = torch.stack(means)
     draws = [material.drawn_values(track, "random") for track in material.tracks]

@@ -205,6 +205,12 @@ class Material:
         needed = {"diagonal": 2, "low rank": 3, "average": 2}
         return {name: rule for name, rule in rules.items() if number >= needed.get(name, 1)}
 
+    def subspaces(self, track: Track) -> list[str]:
+        """Names of the subspaces around a track's end for ensembles; random samples may be too few for PCA."""
+        found = list(self.rules(for_plane=False, track=track))
+        few = self.drawn(track, "random").num_members < 3
+        return [name for name in found if name != OF_RANDOM or not few]
+
     def drawn(self, track: Track, name: str, *, for_plane: bool = False) -> Particles:
         """Networks of a subspace around a track's end; drawn once."""
         key = f"draws {track.label} {name} {for_plane}"

@@ -32,7 +32,7 @@ def radial_views(material: Material) -> list[View]:
     marks = _marks(corners)
     tracks = [_on_plane(material, plane, track) for track in (one, two) if track.is_trajectory]
     scatter = []
-    if "diagonal" in material.rules(for_plane=False, track=one):
+    if "diagonal" in material.subspaces(one):
         drawn = material.space.vectors(material.drawn(one, "diagonal"))
         places = [plane.coordinates(vector) for vector in drawn]
         scatter.append(

@@ -30,7 +30,7 @@ def ways(material: Material) -> dict[str, list[Particles]]:
             t.networks.only(range(max(0, counts[t.label] - SAMPLES), counts[t.label])) for t in paths
         ]
     for track in material.tracks[:SAMPLES]:
-        for name in material.rules(for_plane=False, track=track):
+        for name in material.subspaces(track):
             if name == "average":
                 continue
             drawn = material.drawn(track, name)

@@ -121,7 +121,8 @@ def run(options: LandscapeOptions) -> None:
         find_frost()
     if options.seed < 0:
         raise UsageError(f"--seed must be at least 0, got {options.seed}.")
-    names = [Path(name).stem for name in options.runs or options.checkpoints]
+    names = [Path(run).resolve().name for run in options.runs]
+    names += [Path(file).stem for file in options.checkpoints]
     folder = run_folder(options.out, "landscape", names[:3], config_of(options))
     check_folder(folder, config_of(options))
     reporter = reporter_of(options)

@@ -15,9 +15,12 @@ from polymode.application.cli.compare import ABOUT, CompareOptions
 from polymode.application.cli.jobs import make_methods, wanted_methods
 from polymode.application.cli.options import parse
 from polymode.application.cli.reference import ReferenceOptions
+from polymode.application.cli.train import TrainOptions
 from polymode.application.datasets.catalogue import DATASETS
+from polymode.methods import make_method
 from polymode.metrics import Bins
 from polymode.models import MODELS
+from polymode.schedules import Progress
 from scripts import EXPERIMENTS, load_script
 
 FOLDER = EXPERIMENTS / "sequential_anchored"
@@ -290,3 +293,57 @@ def test_ablations_of_sequential_bayesian_subnetworks():
 def test_scripts_of_sequential_bayesian_subnetworks_say_what_they_do(script, tmp_path):
     shown = help_of(SEBAYS / f"{script}.py", tmp_path / "help.txt")
     assert "sequential bayesian" in shown.lower()
+
+
+# --- loss landscapes (Fort et al. 2019) -------------------------------------------------------------------
+
+LANDSCAPES = sorted((EXPERIMENTS / "loss_landscape").glob("*.yaml"))
+
+
+def read_training(path):
+    options = parse(TrainOptions, "train", ABOUT, ["--config", str(path)])
+    name = make_method(options.method).name
+    return options, make_methods({name: options.method}, options.set, {})[name]
+
+
+@pytest.mark.parametrize("path", LANDSCAPES, ids=lambda p: p.stem)
+def test_configs_of_loss_landscapes_can_be_followed(path):
+    options, method = read_training(path)
+    assert options.data in DATASETS or ":" in options.data
+    assert options.model in MODELS or ":" in options.model
+    sized, epochs = method.for_budget(options.epochs * method.total_chains)
+    assert epochs == options.epochs
+    assert sized.total_chains == method.total_chains
+
+
+@pytest.mark.parametrize("name", ["smallcnn", "mediumcnn"])
+def test_plain_networks_are_trained_as_published(name):
+    options, method = read_training(EXPERIMENTS / "loss_landscape" / f"{name}.yaml")
+    assert options.epochs == 40
+    assert options.set["data"] == {"normalise": "raw", "num_validation": 500, "batch_size": 128}
+    assert options.set["model"] == {"dropout": 0.1, "initialisation": "xavier"}
+    assert (method.of.optimizer.kind, method.of.optimizer.lr) == ("Adam", 1.6e-3)
+    rates = [method.of.schedule(Progress(epoch, 40, 40)) for epoch in range(40)]
+    assert rates == [0.5 ** (epoch // 10) for epoch in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("resnet20", {0: 1e-3, 79: 1e-3, 80: 1e-4, 120: 1e-5, 160: 1e-6, 180: 5e-7, 199: 5e-7}),
+        ("resnet20-cifar100", {0: 1e-3, 99: 1e-3, 100: 1e-4, 130: 5e-5, 160: 1e-5, 190: 5e-7}),
+        ("imagenet", {0: 0.15, 79: 0.15, 80: 0.015, 120: 0.0015}),
+    ],
+)
+def test_rates_of_residual_networks_are_those_published(name, rates):
+    options, method = read_training(EXPERIMENTS / "loss_landscape" / f"{name}.yaml")
+    for epoch, rate in rates.items():
+        factor = method.of.schedule(Progress(epoch, options.epochs, options.epochs))
+        assert factor * method.of.optimizer.lr == pytest.approx(rate)
+
+
+def test_cycles_are_those_published():
+    _, method = read_training(EXPERIMENTS / "loss_landscape" / "cycles.yaml")
+    chain = method.of
+    assert (chain.num_cycles, chain.lr, chain.friction, chain.temperature) == (3, 0.5, 0.9, 1 / 50_000)
+    assert 1 / (chain.prior_std**2 * 50_000) == pytest.approx(5e-4)  # the decay that the prior stands for

@@ -206,7 +206,7 @@ class Material:
         return {name: rule for name, rule in rules.items() if number >= needed.get(name, 1)}
 
     def subspaces(self, track: Track) -> list[str]:
-        """Names of the subspaces around a track's end for ensembles; random samples may be too few for PCA."""
+        """Subspaces around a track's end for ensembles; random samples may be too few for a PCA."""
         found = list(self.rules(for_plane=False, track=track))
         few = self.drawn(track, "random").num_members < 3
         return [name for name in found if name != OF_RANDOM or not few]

@@ -13,19 +13,20 @@ from polymode.application.atlas.shift import shift_view
 from polymode.application.atlas.view import View
 from polymode.errors import InputError, unknown_name
 from polymode.landscape import cosine_matrix
+from polymode.landscape.networks import each_network
 from polymode.landscape.subspaces import RECENT
 
 MAPPED_RUNS = 3  # trainings whose networks are all on the map, as in the paper's figures; of others the ends
 MAPPED_DRAWS = 10
 ALIGNED = 0.5  # cosine of weights above which two runs seem to share their start
+MOST_NOTED = 10  # runs that are looked at for it
 
 
 def similarity(material: Material) -> list[View | None]:
     """The ends of all trainings; the checkpoints of some."""
     tracks = material.tracks
     cosine = cosine_matrix([track.end for track in tracks]) if len(tracks) > 1 else None
-    if cosine is not None:
-        _note_shared_starts(material, cosine)
+    _note_shared_starts(material)
     found = [
         say.similarity_view(
             material.ends(),
@@ -60,16 +61,25 @@ def similarity(material: Material) -> list[View | None]:
     return found
 
 
-def _note_shared_starts(material: Material, cosine: Tensor) -> None:
-    """Say which runs do not seem to be independent: weights of separate starts are nearly at right angles."""
-    for one in range(len(cosine)):
-        for two in range(one):
-            if float(cosine[one, two]) > ALIGNED:
-                names = f"{material.tracks[two].label} and {material.tracks[one].label}"
+def _note_shared_starts(material: Material) -> None:
+    """Say which runs do not seem to be independent: weights of separate starts are nearly at right angles.
+
+    Only matrices and kernels count: scales of normalisation layers are near 1 in all networks.
+    """
+    names = [name for name in material.space.names if material.space.like[name].ndim > 1]
+    seen: list[Tensor] = []
+    for place, track in enumerate(material.tracks[:MOST_NOTED] if names else ()):
+        [weights] = each_network(track.end)
+        vector = torch.cat([weights[name].double().flatten() for name in names])
+        for other, before in enumerate(seen):
+            cosine = float(vector @ before / (vector.norm() * before.norm()).clamp(min=1e-300))
+            if cosine > ALIGNED:
                 material.notes.append(
-                    f"{names} have a cosine of weights of {float(cosine[one, two]):.2f}: they seem to share "
-                    "their start (the same --seed?), so they are not independent runs."
+                    f"{material.tracks[other].label} and {material.tracks[place].label} have weights with a "
+                    f"cosine of {cosine:.2f}: they seem to share their start (the same --seed?), so they are "
+                    "not independent runs."
                 )
+        seen.append(vector)
 
 
 def _latest(material: Material, track: Track) -> Opinions:

@@ -31,7 +31,7 @@ from polymode.seeds import derive_seed
 from polymode.trees import Tree, leaves, map_tree
 
 Report = Callable[[str], None]
-STATISTICS_EXAMPLES = 2000  # training examples that running statistics are estimated from
+STATISTICS_EXAMPLES = 500  # training examples that running statistics are estimated from, at every point
 MARGIN = 0.05  # how far below its solution a random sample may be, in accuracy
 TRIES = 25  # of each random sample: five in the published code, where more of them are accepted
 OF_RANDOM, RANDOM_RANK = "PCA of random", 4  # principal directions of random samples, and how many

@@ -131,8 +131,8 @@ class Pieces:
 class Triangle:
     """From ``low`` linearly to ``high`` in the middle of a cycle and back, ``cycles`` times in a phase.
 
-    >>> [Triangle(0.1, 0.5)(Progress(step, 4, 1)) for step in range(4)]
-    [0.1, 0.3, 0.5, 0.3]
+    >>> [Triangle(0.25)(Progress(step, 4, 1)) for step in range(4)]
+    [0.25, 0.625, 1.0, 0.625]
     """
 
     low: float

@@ -50,7 +50,7 @@ class CyclicalSGMCMC(Method):
     tempered: ClassVar[bool] = True
 
     kernel: Kernel = option("sghmc", '`"sghmc"` (with momentum) or `"sgld"`')
-    num_cycles: int = option(4, "M")
+    num_cycles: int = option(4, "M, cycles of the rate")
     samples_per_cycle: int = option(3, "networks kept of each cycle, at the ends of its last epochs")
     sampling: float = option(
         0.1, "share of a cycle's epochs in which noise is added; at least as many as samples are kept"

@@ -249,7 +249,7 @@ def test_the_manifest_of_a_run_is_a_config_of_train(compared):
     assert (folder / "three" / weights).read_bytes() == (folder / "out/deep_ensemble" / weights).read_bytes()
 
 
-def test_compare_all_runs_every_method_that_is_no_reference(tmp_path):
+def test_compare_all_runs_every_method_that_competes(tmp_path):
     from polymode.methods import METHODS
 
     result = polymode(
@@ -258,7 +258,7 @@ def test_compare_all_runs_every_method_that_is_no_reference(tmp_path):
         cwd=tmp_path,
     )
     found = [row["method"] for row in json.loads(result.stdout)["rows"]]
-    assert found == [name for name, method in METHODS.items() if not method.reference]
+    assert found == [name for name, method in METHODS.items() if not method.reference and name != "tunnel"]
     for line in result.stderr.splitlines():
         assert isinstance(json.loads(line), dict)
 

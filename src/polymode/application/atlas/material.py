@@ -24,7 +24,7 @@ from polymode.landscape.subspaces import (
     relative_to_length,
     sample,
 )
-from polymode.likelihoods import Categorical, Likelihood
+from polymode.likelihoods import Likelihood
 from polymode.posteriors import Particles
 from polymode.posteriors.statistics import estimated_names
 from polymode.seeds import derive_seed
@@ -124,7 +124,7 @@ class Material:
     @property
     def is_classes(self) -> bool:
         """Whether networks give probabilities of classes, so that accuracy and divergences make sense."""
-        return isinstance(self.likelihood, Categorical)
+        return self.likelihood.reference_kind == "probabilities"
 
     @property
     def has_statistics(self) -> bool:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 import polymode as pm
 from polymode.judging.reference import Reference
+from polymode.storage import read_document
 
 ROOT = Path(__file__).parents[3]
 UCI = ROOT.parent / "shared/data/uci"
@@ -689,3 +690,16 @@ def test_a_wrong_download_is_not_kept(tmp_path, mirror):
     line = the_line(polymode("data", "fetch", "mnist", cwd=tmp_path, code=1, **where))
     assert "f68b3c2dcbeaaa9fbdd348bbdeb94873" in line
     assert not [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize("method", ["spike_slab", "emp"])
+def test_what_any_method_finds_of_its_training_is_shown(method, tmp_path):
+    """Findings may be counts for each layer, and draws may share weights in groups of unequal size."""
+    options = ("train", *MOONS, "--method", "trajectory", "--epochs", 6, "--run", "run")
+    result = polymode(*options, "--set", f"trajectory.of={{name: {method}}}", cwd=tmp_path)
+    next_command = {"spike_slab": "landscape run", "emp": "predict run"}[method]  # draws have no order
+    assert f"next     polymode {next_command}" in result.stdout
+    if method == "spike_slab":
+        record = read_document(tmp_path / "run" / "posterior-0" / "posterior.json", "posterior")["record"]
+        [(layer, (kept, number)), *_] = record["findings"][0]["units"].items()
+        assert f"{layer} {kept} of {number}" in result.stdout

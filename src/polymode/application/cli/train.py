@@ -35,6 +35,7 @@ from polymode.imports import is_import
 from polymode.likelihoods import make_likelihood
 from polymode.methods import make_method
 from polymode.posteriors import Posterior
+from polymode.posteriors.particles import BlockPosterior
 from polymode.training.contract import describe
 
 ABOUT = """Train one method and keep its posterior in a run folder.
@@ -118,7 +119,7 @@ def run(options: TrainOptions) -> None:
         say(options, line)
     say(options, f"run      {folder} (all scores: {folder}/scores.json)")
     own = f" --model {job.model_name}" if is_import(job.model_name) else ""
-    if method.name in ("trajectory", "tunnel"):
+    if method.name in ("trajectory", "tunnel") and isinstance(posteriors[0], BlockPosterior):
         say(options, f"next     polymode landscape {folder}{own}")
         return
     say(options, f"next     polymode predict {folder} NEW_DATA{own} --out predictions.csv")

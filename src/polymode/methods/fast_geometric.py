@@ -7,23 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
-from torch import nn
-
 from polymode.errors import InputError, require, require_whole
 from polymode.options import option
-from polymode.posteriors import Particles, Posterior
 from polymode.schedules import Pieces, Schedule, Triangle
 from polymode.training.contract import (
     OPTIMIZER,
     PRIOR_STD_OR_FLAT,
     SCHEDULE,
-    Method,
+    MembersInTurn,
     Optimizer,
     Over,
     Phase,
     Problem,
-    State,
     check_optimizer,
     check_schedule,
 )
@@ -34,7 +29,7 @@ PUBLISHED = Pieces(((0, 1.0), (0.625, 1.0), (1, 0.26)))
 
 
 @dataclass(frozen=True)
-class FastGeometric(Method):
+class FastGeometric(MembersInTurn):
     """A training, then short cycles in which the rate rises and falls linearly; each low is a member."""
 
     name: ClassVar[str] = "fast_geometric"
@@ -67,16 +62,6 @@ class FastGeometric(Method):
         check_schedule(self.schedule)
         if self.prior_std is not None:
             check_prior_std(self.prior_std)
-
-    @property
-    def chain_members(self) -> int:
-        return self.num_members
-
-    def num_parameters(self, module: nn.Module) -> int:
-        return self.num_members * super().num_parameters(module)
-
-    def init(self, problem: Problem, generator: torch.Generator) -> State:
-        return State(problem.initial_members(generator))
 
     @property
     def _epochs_of_cycles(self) -> int:
@@ -113,9 +98,6 @@ class FastGeometric(Method):
                 for number in range(2, self.num_members + 1)
             ),
         ]
-
-    def posterior(self, problem: Problem, state: State) -> Posterior:
-        return Particles(problem.network, blocks=state.finished.blocks)
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
         return self, max(1 + self._epochs_of_cycles, round(member_epochs))

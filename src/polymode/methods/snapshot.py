@@ -7,22 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
-from torch import nn
-
 from polymode.errors import InputError, require_whole
 from polymode.options import option
-from polymode.posteriors import Particles, Posterior
 from polymode.schedules import Cosine
 from polymode.training.contract import (
     OPTIMIZER,
     PRIOR_STD_OR_FLAT,
-    Method,
+    MembersInTurn,
     Optimizer,
     Over,
     Phase,
     Problem,
-    State,
     check_optimizer,
     equal_parts,
 )
@@ -30,7 +25,7 @@ from polymode.weights.priors import PriorStd, check_prior_std
 
 
 @dataclass(frozen=True)
-class Snapshot(Method):
+class Snapshot(MembersInTurn):
     """The rate falls as ½ (1 + cos πt) in each of M cycles and begins anew; each cycle's end is a member."""
 
     name: ClassVar[str] = "snapshot"
@@ -48,16 +43,6 @@ class Snapshot(Method):
         check_optimizer(self.optimizer)
         if self.prior_std is not None:
             check_prior_std(self.prior_std)
-
-    @property
-    def chain_members(self) -> int:
-        return self.num_members
-
-    def num_parameters(self, module: nn.Module) -> int:
-        return self.num_members * super().num_parameters(module)
-
-    def init(self, problem: Problem, generator: torch.Generator) -> State:
-        return State(problem.initial_members(generator))
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
         if epochs < self.num_members:
@@ -79,9 +64,6 @@ class Snapshot(Method):
             )
             for number, length in enumerate(equal_parts(epochs, self.num_members))
         ]
-
-    def posterior(self, problem: Problem, state: State) -> Posterior:
-        return Particles(problem.network, blocks=state.finished.blocks)
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
         return self, max(self.num_members, round(member_epochs))

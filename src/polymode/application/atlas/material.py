@@ -51,7 +51,7 @@ class Track:
 
     @property
     def end(self) -> Particles:
-        return self.networks.only([self.networks.num_members - 1])
+        return self.networks.last
 
     @property
     def has_several(self) -> bool:

@@ -96,24 +96,24 @@ def shift_view(
         return _foreign_view(foreign, means, _number(of_ways))
     curves = {n: {"severity": [], "accuracy": [], "brier": [], "js": []} for n in of_ways}
     levels: list[tuple[int, list[Tensor]]] = [(0, [material.points.inputs])]
-    if corruptions:
-        clean = image_bytes(material.points.inputs, material.preprocessing), material.labels.numpy()
-        made = made_blocks(clean) if blocks is None else blocks(*clean)
-        for severity in severities:
-            material.report(f"corrupting images, severity {severity}")
-            images = [torch.from_numpy(np.array(made(name, severity)[0])) for name in corruptions]
-            levels.append((severity, [material.preprocessing.inputs(each.float() / 255) for each in images]))
+    clean = image_bytes(material.points.inputs, material.preprocessing), material.labels.numpy()
+    made = made_blocks(clean) if blocks is None else blocks(*clean)
+    for severity in severities:
+        material.report(f"corrupting images, severity {severity}")
+        images = [torch.from_numpy(np.array(made(name, severity)[0])) for name in corruptions]
+        levels.append((severity, [material.preprocessing.inputs(each.float() / 255) for each in images]))
     for severity, inputs in levels:
         for name, samples in of_ways.items():
-            found = [(material.values(each, x)) for each in samples for x in inputs]
+            found = [material.values(each, x) for each in samples for x in inputs]
             scores = [scores_of(values.double().mean(0), material.labels) for values in found]
             curves[name]["severity"].append(severity)
             for key in ("accuracy", "brier"):
                 curves[name][key].append(float(np.mean([each[key] for each in scores])))
             curves[name]["js"].append(float(np.mean([jensen_shannon(values) for values in found])))
     caption = (
-        f"Means over {len(corruptions)} corruptions; 0 is no corruption. " if corruptions else "Test points. "
-    ) + f"Each method averages {_number(of_ways)} networks; the divergence is that between them."
+        f"Means over {len(corruptions)} corruptions; 0 is no corruption. Each method averages "
+        f"{_number(of_ways)} networks; the divergence is that between them."
+    )
     arrays = {f"{name}, {key}": np.array(v) for name, each in curves.items() for key, v in each.items()}
     arrays |= {f"{name}, JS on out-of-distribution data": np.array(value) for name, value in means.items()}
     title = "When data drift away"

@@ -1,7 +1,7 @@
 """What a method and the training loop agree on: all that a method's file imports of the training."""
 
 from polymode.training.contract.batch import Batch, Piece
-from polymode.training.contract.descent import Descent
+from polymode.training.contract.descent import Descent, MembersInTurn
 from polymode.training.contract.epoch import Epoch
 from polymode.training.contract.execution import Execution
 from polymode.training.contract.method import Method, describe
@@ -78,6 +78,7 @@ __all__ = [
     "KeepBest",
     "Measure",
     "MemberOptimizer",
+    "MembersInTurn",
     "Method",
     "Objective",
     "Optimizer",

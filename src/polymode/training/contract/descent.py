@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
+from torch import nn
 
 from polymode.options import option
+from polymode.posteriors import Particles, Posterior
 from polymode.schedules import Constant, Schedule
 from polymode.training.contract.method import Method
 from polymode.training.contract.optimizers import Optimizer
@@ -22,6 +24,26 @@ from polymode.training.contract.shared_options import (
 )
 from polymode.training.contract.state import State
 from polymode.weights.priors import PriorStd, check_prior_std
+
+
+class MembersInTurn(Method):
+    """One network in training, kept ``num_members`` times on its way: what it leaves behind are these."""
+
+    if TYPE_CHECKING:
+        num_members: int  # declared by each with a default and a meaning of its own
+
+    @property
+    def chain_members(self) -> int:
+        return self.num_members
+
+    def num_parameters(self, module: nn.Module) -> int:
+        return self.num_members * super().num_parameters(module)
+
+    def init(self, problem: Problem, generator: torch.Generator) -> State:
+        return State(problem.initial_members(generator))
+
+    def posterior(self, problem: Problem, state: State) -> Posterior:
+        return Particles(problem.network, blocks=state.finished.blocks)
 
 
 @dataclass(frozen=True)

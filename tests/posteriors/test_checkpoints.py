@@ -236,7 +236,7 @@ def regression():
 def test_a_noise_level_that_was_never_learned_is_refused():
     states = [module.state_dict() for module in trained(regression)]
     with pytest.raises(
-        InputError, match=r"learns .* beside the network, and State 0 does not hold it.*FixedGaussian"
+        InputError, match=r"learns .* beside the network, and State 0 does not hold it.*calibrate=data"
     ):
         pm.from_state_dicts(regression, states, likelihood="gaussian")
     fixed = pm.from_state_dicts(regression, states, likelihood=pm.likelihoods.FixedGaussian(std=0.3))

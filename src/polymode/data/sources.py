@@ -143,6 +143,18 @@ class ArrayData(Data):
         shapes = map_tree(lambda t: list(t.shape), self.inputs)
         return f"ArrayData(inputs {shapes}, targets {list(self.targets.shape)}, batch_size={self.batch_size})"
 
+    def taken(self, rows: Tensor) -> "ArrayData":
+        """Some of the examples, with the same batch size and augmentation."""
+        inputs, targets, weights = map_tree(lambda t: t[rows.to(t.device)], self._examples)
+        return ArrayData(
+            inputs,
+            targets,
+            weights=weights,
+            batch_size=min(self.batch_size, len(rows)) if self.drop_last else self.batch_size,
+            drop_last=self.drop_last,
+            augment=self.augment,
+        )
+
     def stream(self, indices: Iterable[Tensor], seeds: Iterable[Tensor]) -> Iterator[Examples]:
         if not self.augment:
             return self._plain(indices)
@@ -306,3 +318,12 @@ def as_data(data: Any) -> Data:
         f"Data must be ArrayData(inputs, targets) or a torch DataLoader, got {type(data).__name__}. Put "
         "arrays x and y together as ArrayData(x, y); a list is taken for several data sets."
     )
+
+
+def arrays_of(data: Data) -> tuple[Tree, Tensor]:
+    """All inputs and targets of a data set, in their own order."""
+    if isinstance(data, ArrayData):
+        return data.inputs, data.targets
+    parts = list(data.in_order())
+    inputs = map_tree(lambda *t: torch.cat(t), *(part.inputs for part in parts))
+    return inputs, torch.cat([part.targets for part in parts])

@@ -1,7 +1,7 @@
 """A task: data to train on, data to be judged on, and what the targets mean."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from polymode.data.encoding import Column, column_from
 from polymode.data.sources import ArrayData, Data, as_data, as_tree
 from polymode.errors import InputError, require, require_whole, shortened, unknown_name
-from polymode.likelihoods import make_likelihood
+from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.trees import Tree, map_tree
 
 
@@ -24,7 +25,9 @@ class Preprocessing:
     the network has learned nothing about it, so its input is always 0, whatever a new example holds, and
     ``raw`` gives back the shift. columns, target: names in a table. classes:
     names of the labels, in order. source: the kind of reader ("table", "images", "text", or "" for arrays).
-    symbols, length: text is cut into sequences of so many "bytes" or "characters", the classes.
+    symbols, length: text is cut into sequences of so many "bytes" or "characters", the classes. encoding:
+    what the columns of a table become, as raw numbers. bound: inputs beyond it are pressed together,
+    x / √(1 + (x/bound)²), so that no unusual number sends a network anywhere; 0 leaves them as they are.
     """
 
     source: str = ""
@@ -38,9 +41,13 @@ class Preprocessing:
     image_shape: tuple[int, ...] = ()
     symbols: str = ""
     length: int = 0
+    encoding: tuple[Column, ...] = ()
+    bound: float = 0.0
 
     def config(self) -> dict[str, Any]:
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        plain = {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
+        return plain | {"encoding": [column.config() for column in self.encoding]}
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Preprocessing":
@@ -50,20 +57,24 @@ class Preprocessing:
         )
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
         known = {each.name: each.default for each in fields(cls)}
+        values = {name: known[name] for name in LATER_ENTRIES} | values
         for name in values:
             if name not in known:
                 raise unknown_name("entry of a preparation of examples", name, known)
+        require(isinstance(values["encoding"], tuple), "encoding must be a list of columns.")
+        values["encoding"] = tuple(column_from(each) for each in values["encoding"])
         for name, default in known.items():
             require(name in values, f"{name} is missing.")
-            _check_entry(name, values[name], default)
+            if name != "encoding":
+                _check_entry(name, values[name], default)
         made = cls(**values)
         made._check()
         return made
 
     def _check(self) -> None:
         counts = {"input_shift": len(self.input_shift), "input_scale": len(self.input_scale)}
-        if self.columns and self.input_shift:
-            counts["columns"] = len(self.columns)
+        if self.features and self.input_shift:
+            counts["columns"] = len(self.features)
         require(
             len(set(counts.values())) == 1,
             f"{' and '.join(f'{name} of length {count}' for name, count in counts.items())} do not agree.",
@@ -73,6 +84,14 @@ class Preprocessing:
             all(s >= 0 for s in self.input_scale), f"input_scale {self.input_scale} must not be negative."
         )
         require(self.target_scale > 0, f"target_scale must be positive, got {self.target_scale}.")
+        require(self.bound >= 0, f"bound must not be negative, got {self.bound}.")
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the inputs: of the columns, or of what they become."""
+        if not self.encoding:
+            return self.columns
+        return tuple(name for column in self.encoding for name in column.features)
 
     def inputs(self, raw: Tensor) -> Tensor:
         """Inputs [N, ...] from raw ones."""
@@ -88,7 +107,10 @@ class Preprocessing:
         shift, scale = (
             torch.tensor(v, dtype=raw.dtype).reshape(shape) for v in (self.input_shift, self.input_scale)
         )
-        return ((raw - shift) / scale.masked_fill(scale == 0, torch.inf)).float()
+        inputs = (raw - shift) / scale.masked_fill(scale == 0, torch.inf)
+        if self.bound:
+            inputs = inputs / (1 + (inputs / self.bound).square()).sqrt()
+        return inputs.float()
 
     def raw(self, inputs: Tensor) -> Tensor:
         """Raw inputs [N, ...] from inputs: what ``inputs`` does, undone."""
@@ -96,12 +118,14 @@ class Preprocessing:
             return inputs
         shape = (1, -1, *[1] * (inputs.ndim - 2))
         shift, scale = (torch.tensor(v).reshape(shape) for v in (self.input_shift, self.input_scale))
+        if self.bound:
+            inputs = inputs / (1 - (inputs / self.bound).square()).clamp(min=1e-12).sqrt()
         return inputs * scale + shift
 
     @property
     def constant(self) -> tuple[str, ...]:
         """Names, or places counted from 0, of the columns or channels that were constant in training."""
-        names = self.columns or tuple(map(str, range(len(self.input_scale))))
+        names = self.features or tuple(map(str, range(len(self.input_scale))))
         return tuple(name for name, scale in zip(names, self.input_scale, strict=True) if scale == 0)
 
     def targets(self, raw: Tensor) -> Tensor:
@@ -111,12 +135,15 @@ class Preprocessing:
 
 LARGEST = torch.finfo(torch.float32).max  # of a number that a network can see
 
+# Entries that files of earlier versions do not have.
+LATER_ENTRIES = ("encoding", "bound")
 # The types of an entry's values, by the names of those that have others than text.
 _NUMBERS = {
     "input_shift": (int, float),
     "input_scale": (int, float),
     "target_shift": (int, float),
     "target_scale": (int, float),
+    "bound": (int, float),
     "image_shape": (int,),
     "length": (int,),
 }
@@ -138,12 +165,18 @@ def _check_entry(name: str, value: Any, default: Any) -> None:
 
 @dataclass(frozen=True)
 class Split:
-    """Data to train on, to validate on (optional) and to be judged on."""
+    """Data to train on, to validate on (optional) and to be judged on.
+
+    groups: of the training rows, a number each: rows of one group stay together when some are held out.
+    ordered: whether the training rows are in the order of time, so that the last ones are held out.
+    """
 
     train: Data
     test: Data
     validation: Data | None = None
     preprocessing: Preprocessing = Preprocessing()
+    groups: Tensor | None = None
+    ordered: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +187,8 @@ class Task:
     ood: examples outside the distribution (targets are ignored). model, model_options: the network that suits
     the data. training: options of methods that suit it, such as {"optimizer": {"lr": 0.003}}; a rate alone is
     for methods that are trained with Adam.
-    budget: member-epochs for a first comparison (default: enough for about 10,000 steps).
+    budget: member-epochs for a first comparison (default: enough for about 10,000 steps). likelihoods: others
+    that may suit the targets as well; validation decides. remarks: what a reader of the data should know.
     """
 
     name: str
@@ -166,6 +200,8 @@ class Task:
     budget: float | None = None
     model_options: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
+    likelihoods: Sequence[Likelihood] = ()
+    remarks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         require(len(self.splits) > 0, f"The task {self.name!r} has no splits.")
@@ -216,7 +252,9 @@ def as_task(value: Any, name: str) -> Task:
     targets = next(iter(parts["train"].in_order(1))).targets
     likelihood = value.get("likelihood") or _likelihood_for(targets)
     classes = tuple(map(str, value.get("classes", ())))
-    split = Split(**parts, preprocessing=Preprocessing(classes=classes))
+    split = Split(
+        parts["train"], parts["test"], parts.get("validation"), preprocessing=Preprocessing(classes=classes)
+    )
     others = {key: value[key] for key in ("model", "budget", "training") if value.get(key) is not None}
     ood = value.get("ood")
     return Task(

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.data import Data
+from polymode.data import Data, arrays_of
 from polymode.errors import InputError, require
 from polymode.judging.contents import REFERENCE_SEED, contents_for
-from polymode.judging.evaluation import arrays_of
 from polymode.posteriors import Posterior
 from polymode.trees import map_tree
 

@@ -1,6 +1,6 @@
 """``evaluate``: the scores of a posterior on test data, in one dictionary."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from polymode.data import ArrayData, Data, as_data, as_tree, check_finite
+from polymode.data import Data, arrays_of, as_data, as_tree, check_finite
 from polymode.errors import InputError, require
 from polymode.judging.contents import contents_for
 from polymode.judging.reference import Reference
-from polymode.likelihoods import Predictive
+from polymode.likelihoods import Likelihood, Predictive
 from polymode.likelihoods.predictive import Observations
 from polymode.metrics.calibration import BINS, Bins
 from polymode.networks.surgery import match_precision
@@ -136,20 +136,33 @@ def _judged_together(
     average: Averaged,
 ) -> tuple[Predictive, Observations]:
     """The predictive, and what it says of the targets, from one pass of all members over the points."""
-    likelihood = posterior.network.likelihood
     num_points = length(inputs := as_tree(inputs))
     require(num_points > 0, "There are no points to predict.")
     require(len(targets) == num_points, f"{len(targets)} targets for {num_points} inputs.")
     check_finite(match_precision(posterior.network.dtype, inputs))
-    accumulator = likelihood.accumulator(num_points)
-    parts: dict[str, list[Tensor]] = {}
+    parts = posterior.by_points(inputs, num_draws, generator, average=average)
+    return judged_outputs(posterior.network.likelihood, parts, targets, observe)
+
+
+def judged_outputs(
+    likelihood: Likelihood,
+    parts: Iterable[tuple[slice, Tree, Tensor]],
+    targets: Tensor,
+    observe: Observe | None = None,
+) -> tuple[Predictive, Observations]:
+    """What outputs say together, and of the targets.
+
+    parts: (rows, outputs [M, b, ...], weights [M]) of all members for chunks of points, in their order.
+    """
+    accumulator = likelihood.accumulator(len(targets))
+    found: dict[str, list[Tensor]] = {}
     quantiles = []
-    for rows, outputs, weights in posterior.by_points(inputs, num_draws, generator, average=average):
+    for rows, outputs, weights in parts:
         chunk, first = targets[rows].to(weights.device), map_tree(lambda t: t[0], outputs)
         likelihood.check_outputs(first, chunk)
         likelihood.check_targets(chunk, first)
         for name, values in likelihood.found(outputs, weights, chunk).items():
-            parts.setdefault(name, []).append(values)
+            found.setdefault(name, []).append(values)
         accumulator.update(outputs, weights, rows)
         if likelihood.levels:
             dtype = next(leaves(outputs)).dtype
@@ -160,17 +173,8 @@ def _judged_together(
     if quantiles:
         values = torch.cat(quantiles, 1)
         predictive = predictive.with_quantiles(dict(zip(likelihood.levels, values, strict=True)))
-    found = {name: torch.cat(each) for name, each in parts.items()}
-    return predictive, Observations(targets, likelihood.observed(targets), found.pop("log_prob"), found)
-
-
-def arrays_of(data: Data) -> tuple[Tree, Tensor]:
-    """All inputs and targets of a data set, in their own order."""
-    if isinstance(data, ArrayData):
-        return data.inputs, data.targets
-    parts = list(data.in_order())
-    inputs = map_tree(lambda *t: torch.cat(t), *(part.inputs for part in parts))
-    return inputs, torch.cat([part.targets for part in parts])
+    joined = {name: torch.cat(each) for name, each in found.items()}
+    return predictive, Observations(targets, likelihood.observed(targets), joined.pop("log_prob"), joined)
 
 
 def _inputs(source: Any) -> Tree:

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.data import as_data
+from polymode.data import arrays_of, as_data
 from polymode.errors import require, require_whole
-from polymode.judging.evaluation import arrays_of
 from polymode.posteriors import Particles, Posterior
 
 # The gap to the best weights, in nats an example, at which the iteration stops.

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.data import as_data
+from polymode.data import arrays_of, as_data
 from polymode.errors import InputError, require, require_whole
-from polymode.judging.evaluation import arrays_of
 from polymode.landscape.networks import each_network
 from polymode.landscape.survey import judged
 from polymode.networks.members import Members, Tensors, stack

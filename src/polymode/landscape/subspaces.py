@@ -11,9 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from polymode.data import as_data
+from polymode.data import arrays_of, as_data
 from polymode.errors import InputError, require, require_positive, require_whole
-from polymode.judging.evaluation import arrays_of
 from polymode.landscape.networks import WeightSpace, networks_of
 from polymode.landscape.survey import judged, statistics_batches
 from polymode.options import option

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.data import as_data
+from polymode.data import arrays_of, as_data
 from polymode.errors import InputError, require
-from polymode.judging.evaluation import arrays_of
 from polymode.landscape.networks import WeightSpace
 from polymode.networks.members import Members
 from polymode.networks.surgery import structure_of

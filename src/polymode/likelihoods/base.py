@@ -1,9 +1,10 @@
 """What every likelihood is, and the checks they share."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from polymode.likelihoods.predictive import Accumulator
 from polymode.metrics.columns import Column
 from polymode.metrics.diversity import label_disagreement
 from polymode.trees import Tree
+
+# What all members put out for some points [M, b, ...], the members' weights [M], the targets [b, ...].
+Seen = tuple[Tree, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -119,9 +123,19 @@ class Likelihood(ABC):
         """Names of the classes that so many outputs tell apart, where they have no others."""
         return ()
 
-    def target_scaling(self, mean: float, std: float) -> tuple[float, float]:
-        """Shift and scale that raw targets of this mean and deviation are standardised with."""
+    def target_scaling(
+        self, mean: float, std: float, geometric_mean: float = math.nan
+    ) -> tuple[float, float]:
+        """Shift and scale that raw targets of this mean and deviation are standardised with.
+
+        geometric_mean: NaN where not all of them are positive.
+        """
         return 0.0, 1.0
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Names of what the likelihood itself learns, and how many times the usual rate each learns at."""
+        return {}
 
     def randomised(self, targets: Tensor, draw: Callable[[int], Tensor]) -> tuple[Tensor, Tensor | None]:
         """Targets, and weights of the examples, of one random data set; targets lead with any axes.
@@ -132,6 +146,54 @@ class Likelihood(ABC):
         """
         return targets, -draw(1).squeeze(-1).log()
 
+    def on_log_scale(self, log_scale: float) -> "Likelihood":
+        """The same about positive targets on a logarithmic scale, log(y)/log_scale."""
+        raise InputError(
+            f"A logarithmic scale is for 'gaussian' and 'heteroscedastic_gaussian', not for {self.kind!r}."
+        )
+
+    # --- other models -----------------------------------------------------------------------
+
+    @property
+    def of_baseline(self) -> "Likelihood | None":
+        """What logits, or means beside raw deviations, of a model that is no network mean for these targets.
+
+        None where such a model cannot be judged by the same scores.
+        """
+        return None
+
+    def raw_outputs(self, mean: Tensor, std: Tensor) -> Tensor:
+        """The outputs that have these means and deviations."""
+        raise InputError(f"Outputs of {self.kind!r} are not made of means and deviations.")
+
+    def latent(self, targets: Tensor) -> Tensor:
+        """Targets as such a model learns them: on the scale on which their noise is Gaussian."""
+        return targets
+
+    # --- calibration ------------------------------------------------------------------------
+
+    @property
+    def uncalibrated(self) -> Self:
+        """The same without what calibration has learned."""
+        return self
+
+    def calibrated(self, seen: Sequence[Seen]) -> Self:
+        """The same with what calibration learns of held-out points: outputs [M, b, ...], weights, targets."""
+        raise InputError(f"The likelihood {self.kind!r} has nothing to calibrate.")
+
+    @property
+    def learned_by_calibration(self) -> dict[str, float]:
+        """The factor that calibration has learned, by its name."""
+        return {}
+
+    def nll(self, seen: Sequence[Seen]) -> float:
+        """Minus the mean log probability that the mixture gives to held-out points."""
+        total, count = 0.0, 0
+        for outputs, weights, targets in seen:
+            log_prob = mixture_log_prob(self, outputs, weights, targets)[self.observed(targets)]
+            total, count = total - float(log_prob.sum()), count + log_prob.numel()
+        return total / max(count, 1)
+
     # --- judging ----------------------------------------------------------------------------
 
     def found(self, outputs: Tree, weights: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -139,9 +201,7 @@ class Likelihood(ABC):
 
         "log_prob" and what ``Predictive.scores`` of this likelihood reads beside it, a row an observation.
         """
-        each = torch.vmap(self.log_prob, in_dims=(0, None))(outputs, targets).double()
-        shares = (weights.double() / weights.double().sum()).log().reshape(-1, *[1] * (each.ndim - 1))
-        return {"log_prob": torch.logsumexp(each + shares, 0)}
+        return {"log_prob": mixture_log_prob(self, outputs, weights, targets)}
 
     @abstractmethod
     def answers(self, outputs: Tree) -> Tensor:
@@ -168,6 +228,13 @@ class Likelihood(ABC):
     def config(self) -> dict:
         """The kind and options, as JSON values."""
         return {"kind": self.kind} | asdict(self)
+
+
+def mixture_log_prob(likelihood: Likelihood, outputs: Tree, weights: Tensor, targets: Tensor) -> Tensor:
+    """Log Σ_m w_m p(y | outputs_m) of each observation, [b] or [b, T], in 64 bits."""
+    each = torch.vmap(likelihood.log_prob, in_dims=(0, None))(outputs, targets).double()
+    shares = (weights.double() / weights.double().sum()).log().reshape(-1, *[1] * (each.ndim - 1))
+    return torch.logsumexp(each + shares, 0)
 
 
 def first_place(mask: Tensor) -> str:

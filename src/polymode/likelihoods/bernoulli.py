@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from polymode.errors import InputError
 from polymode.likelihoods.base import (
-    Likelihood,
     check_finite_targets,
     check_same_shape,
     first_place,
@@ -23,14 +22,16 @@ from polymode.likelihoods.predictive import (
     Observations,
     columns_of_outputs,
     described,
+    error_of_mean,
 )
+from polymode.likelihoods.tempered import Tempered
 from polymode.metrics.calibration import BINS, Bins
 from polymode.metrics.columns import Column, by_key
 from polymode.trees import Tree
 
 
 @dataclass(frozen=True)
-class Bernoulli(Likelihood):
+class Bernoulli(Tempered):
     """Independent yes/no outputs (multi-label): logits and targets [B, ...], targets in [0, 1].
 
     The labels of one example are one observation: their log-probabilities add up.
@@ -114,6 +115,13 @@ class BernoulliPredictive(LabelsPredictive):
     @property
     def labels(self) -> Tensor:
         return (self.mean > 0.5).to(torch.int64)
+
+    def errors(self, observations: Observations, *, target_scale: float = 1.0) -> dict[str, float]:
+        right = (self.mean > 0.5) == (
+            observations.targets.to(self.mean.device).reshape(self.mean.shape) > 0.5
+        )
+        each = right.flatten(1).double().mean(1) if right.ndim > 1 else right
+        return {"accuracy": error_of_mean(each), "nll": error_of_mean(observations.log_prob)}
 
     def scores(
         self, observations: Observations, *, target_scale: float = 1.0, bins: Bins = BINS

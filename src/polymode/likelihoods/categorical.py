@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from polymode import metrics
 from polymode.errors import InputError, require, unknown_name
-from polymode.likelihoods.base import Likelihood, first_place
+from polymode.likelihoods.base import first_place
 from polymode.likelihoods.predictive import (
     Accumulator,
     LabelsPredictive,
@@ -21,7 +21,9 @@ from polymode.likelihoods.predictive import (
     Predictive,
     columns_of_outputs,
     described,
+    error_of_mean,
 )
+from polymode.likelihoods.tempered import Tempered
 from polymode.metrics.calibration import BINS, Bins
 from polymode.metrics.columns import TO_PROBABILITIES, Column, by_key
 from polymode.metrics.curves import histogram, reliability_curve
@@ -31,7 +33,7 @@ from polymode.trees import Tree
 
 
 @dataclass(frozen=True)
-class Categorical(Likelihood):
+class Categorical(Tempered):
     """Softmax over the last axis: logits [B, C] with labels [B], or [B, T, C] with tokens [B, T].
 
     Every token is an observation; those equal to ``ignore_index`` are not.
@@ -123,6 +125,10 @@ class Categorical(Likelihood):
         if logits.shape[-1] < 2:
             raise InputError("Categorical needs at least two outputs; for one yes/no output use 'bernoulli'.")
 
+    @property
+    def of_baseline(self) -> "Categorical":
+        return self.uncalibrated
+
     def num_outputs(self, targets: Iterable[Tensor]) -> int:
         return 1 + max(int(part.max()) for part in targets)
 
@@ -189,6 +195,17 @@ class CategoricalPredictive(LabelsPredictive):
         """Probabilities [K, C] and labels [K] of all observations."""
         kept = observations.observed
         return labelled(self.mean[kept.to(self.mean.device)], observations.targets[kept])
+
+    def errors(self, observations: Observations, *, target_scale: float = 1.0) -> dict[str, float]:
+        probabilities, labels = self._observed(observations)
+        right = probabilities.gather(-1, labels[:, None]).squeeze(-1)
+        # Σ_c (p_c − 1{c = y})² of each observation.
+        squares = probabilities.square().sum(-1) + 1 - 2 * right
+        return {
+            "accuracy": error_of_mean(probabilities.argmax(-1) == labels),
+            "nll": error_of_mean(observations.log_prob[observations.observed]),
+            "brier": error_of_mean(squares),
+        }
 
     def scores(
         self, observations: Observations, *, target_scale: float = 1.0, bins: Bins = BINS

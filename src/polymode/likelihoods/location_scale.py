@@ -1,14 +1,18 @@
 """Numbers that scatter around a location: how they are standardised, and a noise level that is learned."""
 
+import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polymode.errors import InputError
-from polymode.likelihoods.base import check_finite_targets, match_trailing_one
+from polymode.errors import InputError, require_positive
+from polymode.likelihoods.base import Seen, check_finite_targets, match_trailing_one
+from polymode.likelihoods.calibration import best_factor
 from polymode.likelihoods.numbers import Numbers
 from polymode.trees import Tree
 
@@ -20,11 +24,39 @@ FAR, SMALL = 10.0, 0.05
 
 @dataclass(frozen=True)
 class LocationScale(Numbers):
-    """Numbers with a mean and a standard deviation: shifting and scaling them changes nothing else."""
+    """Numbers with a mean and a standard deviation: shifting and scaling them changes nothing else.
+
+    noise_scale: a factor on the noise of every member, which calibration learns of held-out points.
+    """
+
+    noise_scale: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("noise_scale", self.noise_scale)
 
     @abstractmethod
+    def trained_moments(self, outputs: Tree) -> tuple[Tensor, Tensor | float]:
+        """Mean, and standard deviation of the same shape (or one number), as members were trained to give."""
+
     def moments(self, outputs: Tree) -> tuple[Tensor, Tensor | float]:
         """Mean, and standard deviation of the same shape (or one number), of one or many members."""
+        mean, std = self.trained_moments(outputs)
+        return mean, std if self.noise_scale == 1 else std * self.noise_scale
+
+    @property
+    def uncalibrated(self) -> Self:
+        return replace(self, noise_scale=1.0, conformal=())
+
+    def calibrated(self, seen: Sequence[Seen]) -> Self:
+        """The noise scale with the lowest held-out NLL, then the scores that conformal intervals rest on."""
+        raw = self.uncalibrated
+        scaled = replace(raw, noise_scale=best_factor(lambda c: replace(raw, noise_scale=c).nll(seen)))
+        return replace(scaled, conformal=scaled.conformal_scores(seen))
+
+    @property
+    def learned_by_calibration(self) -> dict[str, float]:
+        return {"noise_scale": self.noise_scale}
 
     def means(self, outputs: Tree) -> Tensor:
         return self.moments(outputs)[0]
@@ -39,7 +71,9 @@ class LocationScale(Numbers):
         both = [mean, std] if isinstance(std, Tensor) else [mean]
         return torch.cat([part.flatten(2) if part.ndim > 2 else part[..., None] for part in both], -1)
 
-    def target_scaling(self, mean: float, std: float) -> tuple[float, float]:
+    def target_scaling(
+        self, mean: float, std: float, geometric_mean: float = math.nan
+    ) -> tuple[float, float]:
         return mean, std
 
     def check_targets(self, targets: Tensor, outputs: Tree) -> None:
@@ -74,18 +108,26 @@ class LocationScale(Numbers):
 class LearnedNoise(LocationScale):
     """The network gives the mean; each member learns one noise level σ = softplus(ρ) + min_std.
 
-    ρ is the parameter ``noise`` of the prepared network, which then returns (mean, ρ).
+    ρ is the parameter ``noise`` of the prepared network, which then returns (mean, ρ). noise_rate: it learns
+    at so many times the rate of the weights, and carries no weight decay.
     """
 
     initial_std: float = field(default=0.5, kw_only=True)
     min_std: float = field(default=1e-4, kw_only=True)
+    noise_rate: float = field(default=1.0, kw_only=True)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("noise_rate", self.noise_rate)
         if not self.initial_std > self.min_std > 0:
             raise InputError(
                 f"{type(self).__name__} needs initial_std > min_std > 0, got {self.initial_std} and "
                 f"{self.min_std}."
             )
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        return {} if self.noise_rate == 1 else {"noise": self.noise_rate}
 
     def prepare(self, module: nn.Module) -> nn.Module:
         return NoiseLevel(module, self)
@@ -98,7 +140,7 @@ class LearnedNoise(LocationScale):
                 "without one, such as 'fixed_gaussian'."
             )
 
-    def moments(self, outputs: Tree) -> tuple[Tensor, Tensor]:
+    def trained_moments(self, outputs: Tree) -> tuple[Tensor, Tensor]:
         if not isinstance(outputs, dict) or outputs.keys() != {"mean", "raw_std"}:
             raise InputError(
                 f"{type(self).__name__} ({self.kind!r}) learns its noise level beside the network. fit() "

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,20 +11,24 @@ import torch
 from torch import Tensor
 
 from polymode import metrics
-from polymode.errors import InputError, require
-from polymode.likelihoods.base import Likelihood, check_same_shape, match_trailing_one
+from polymode.errors import InputError, require, shortened
+from polymode.likelihoods.base import Likelihood, Seen, check_same_shape, match_trailing_one
+from polymode.likelihoods.calibration import moved_levels
 from polymode.likelihoods.predictive import (
     Accumulator,
     Observations,
     Predictive,
     columns_of_outputs,
     described,
+    error_of_mean,
 )
 from polymode.metrics.calibration import BINS, Bins
 from polymode.metrics.columns import Column, by_key, to_samples
 from polymode.metrics.curves import coverage_curve, histogram
 from polymode.metrics.diversity import label_disagreement
 from polymode.trees import Tree
+
+MOST_SCORES = 1000  # of held-out points that a calibration keeps
 
 
 @dataclass(frozen=True)
@@ -100,9 +104,11 @@ def mixture_quantiles(law: Law, weights: Tensor, levels: Tensor) -> Tensor:
 class Numbers(Likelihood):
     """Numbers of any law, with independent dimensions: their log densities add up to one observation's.
 
-    A member's law says all that is needed: moments, distribution function and samples.
+    A member's law says all that is needed: moments, distribution function and samples. conformal: sorted
+    scores |2 F(y) − 1| of held-out points, by which calibration moves the quantiles.
     """
 
+    conformal: tuple[float, ...] = field(default=(), kw_only=True)
     reads: ClassVar = "numbers"
     columns: ClassVar[Mapping[str, Column]] = by_key(
         Column("rmse", "RMSE", "low", 4, "root mean square error of the mean, in the target's units"),
@@ -120,6 +126,16 @@ class Numbers(Likelihood):
     units: ClassVar[str] = "standardised units"
     difference_name: ClassVar[str] = "difference of means / spread of targets"
     squared_errors: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "conformal", tuple(self.conformal))  # a file holds a list
+        scores = self.conformal
+        ordered = all(isinstance(s, int | float) for s in scores) and list(scores) == sorted(scores)
+        if not ordered or (scores and not 0 <= scores[0] <= scores[-1] <= 1):
+            raise InputError(
+                f"conformal of {self.kind!r} must be sorted scores between 0 and 1, got "
+                f"{shortened(repr(list(scores)))}."
+            )
 
     @abstractmethod
     def law(self, outputs: Tree) -> Law:
@@ -172,8 +188,26 @@ class Numbers(Likelihood):
 
     def quantiles(self, outputs: Tree, weights: Tensor, levels: Sequence[float]) -> Tensor:
         law, share = self.law(outputs), weights.double() / weights.double().sum()
-        at = torch.tensor(list(levels), dtype=torch.float64, device=law.mean.device)
+        moved = moved_levels(levels, self.conformal) if self.conformal else list(levels)
+        at = torch.tensor(moved, dtype=torch.float64, device=law.mean.device)
         return mixture_quantiles(law, share, at)
+
+    def conformal_scores(self, seen: Sequence[Seen]) -> tuple[float, ...]:
+        """|2 F(y) − 1| of all targets, sorted: how far from the middle of its law each lies.
+
+        Of many, evenly spread ranks are kept: what is lost is less than a rank in MOST_SCORES.
+        """
+        found = []
+        for outputs, weights, targets in seen:
+            law, share = self.law(outputs), weights.double() / weights.double().sum()
+            cdf = mixture_cdf(law, share, targets.reshape(law.mean.shape[1:]))
+            found.append((2 * cdf - 1).abs().flatten().cpu())
+        scores = torch.cat(found).clamp(0, 1).sort().values
+        if len(scores) > MOST_SCORES:
+            scores = scores[
+                torch.linspace(0, len(scores) - 1, MOST_SCORES, dtype=torch.float64).ceil().long()
+            ]
+        return tuple(scores.tolist())
 
     def samples(
         self, outputs: Tree, weights: Tensor, num_samples: int, noise: torch.Generator
@@ -289,6 +323,21 @@ class NumbersPredictive(Predictive):
             "coverage90": metrics.interval_coverage(q[0.05], q[0.95], targets),
             "coverage95": metrics.interval_coverage(q[0.025], q[0.975], targets),
             "mean_std": target_scale * self.std.double().mean().item(),
+        }
+
+    def errors(self, observations: Observations, *, target_scale: float = 1.0) -> dict[str, float]:
+        assert self.quantiles is not None
+        q = {level: value.cpu().flatten() for level, value in self.quantiles.items()}
+        targets = observations.targets.cpu().flatten()
+        squares = (self.mean.cpu().flatten().double() - targets.double()).square()
+        rmse = squares.mean().sqrt().item()
+        return {
+            # The error of a square root is that of what is under it, over twice the root.
+            "rmse": target_scale * error_of_mean(squares) / (2 * rmse) if rmse else 0.0,
+            "log_density": error_of_mean(observations.log_prob),
+            "coverage90": error_of_mean((q[0.05] <= targets) & (targets <= q[0.95])),
+            "coverage95": error_of_mean((q[0.025] <= targets) & (targets <= q[0.975])),
+            "mean_std": target_scale * error_of_mean(self.std.cpu()),
         }
 
     def curves(

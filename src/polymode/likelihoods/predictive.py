@@ -44,6 +44,10 @@ class Predictive(ABC):
     ) -> dict[str, float]:
         """Scores by name. target_scale: what targets were divided by; bins: of confidence."""
 
+    def errors(self, observations: Observations, *, target_scale: float = 1.0) -> dict[str, float]:
+        """Standard errors of scores that are means over points: how far other points would move them."""
+        return {}
+
     @abstractmethod
     def table(
         self, *, classes: Sequence[str] = (), shift: float = 0.0, scale: float = 1.0
@@ -116,6 +120,12 @@ class LabelsPredictive(Predictive):
 
     def tensors(self, target_scale: float = 1.0) -> dict[str, Tensor]:
         return {"mean": self.mean, "entropy": self.entropy, "mutual_information": self.mutual_information}
+
+
+def error_of_mean(values: Tensor) -> float:
+    """The standard error of a mean over points; infinite for one point."""
+    values = values.double().flatten()
+    return (values.std() / len(values) ** 0.5).item() if len(values) > 1 else float("inf")
 
 
 def described(predictive: object, shape: Sequence[int], *facts: str, **values: Tensor) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from polymode.errors import require, require_whole
+from polymode.likelihoods.gaussian import SMALLEST_STD, HeteroscedasticGaussian
 from polymode.likelihoods.location_scale import LearnedNoise
 from polymode.likelihoods.numbers import Law, NumbersPredictive
 from polymode.trees import Tree
@@ -84,9 +85,13 @@ class StudentT(LearnedNoise):
         square = ((targets - mean) / scale).square()
         return constant - scale.log() - (nu + 1) / 2 * torch.log1p(square / nu)
 
+    @property
+    def of_baseline(self) -> HeteroscedasticGaussian:
+        return HeteroscedasticGaussian(SMALLEST_STD)
+
     def law(self, outputs: Tree) -> StudentTLaw:
         mean, std = self.moments(outputs)
-        return StudentTLaw(mean, std * self._scale_of_std, self.degrees)
+        return StudentTLaw(mean, torch.as_tensor(std) * self._scale_of_std, self.degrees)
 
     def predictive(
         self, mean: Tensor, noise_variance: Tensor, member_variance: Tensor, num_members: int

@@ -43,6 +43,7 @@ class Anchored(Method):
     name: ClassVar[str] = "anchored"
     summary: ClassVar[str] = "networks pulled towards random anchors, roughly posterior samples"
     cost: ClassVar[str] = "num_members member-epochs an epoch; predicts with as many passes"
+    best_epoch: ClassVar[str] = "of every member its own"
 
     num_members: int = option(5, "M, trained side by side")
     prior_std: PriorStd = option(0.3, PRIOR_STD)

@@ -46,6 +46,7 @@ class BatchEnsemble(Method):
     name: ClassVar[str] = "batch_ensemble"
     summary: ClassVar[str] = "K members of shared matrices, each with rank-one factors"
     cost: ClassVar[str] = "num_members member-epochs an epoch; two vectors a matrix and member; K passes"
+    best_epoch: ClassVar[str] = "the chain's, by the mean over its members, which share weights"
     kept: ClassVar[str] = "shared weights once and K times the factors"
 
     num_members: int = option(4, "K, networks that share the matrices")

@@ -46,6 +46,7 @@ class CyclicalSGMCMC(Method):
     name: ClassVar[str] = "cyclical_sgmcmc"
     summary: ClassVar[str] = "stochastic-gradient MCMC in cycles of the rate: descend, then sample"
     cost: ClassVar[str] = "one member-epoch an epoch; predicts with a pass for every sample"
+    best_epoch: ClassVar[str] = "none: a sampler keeps what it visits, and choosing would no longer sample"
 
     tempered: ClassVar[bool] = True
 

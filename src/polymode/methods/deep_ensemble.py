@@ -22,6 +22,7 @@ class DeepEnsemble(Wrapper):
     cost: ClassVar[str] = (
         "num_members member-epochs an epoch (times those of `of`); predicts with as many passes"
     )
+    best_epoch: ClassVar[str] = "that of `of`, of every member by itself"
 
     num_members: int = option(5, "M, trained side by side")
     of: Method = option(

@@ -35,6 +35,7 @@ class DSTEnsemble(SparseDescent):
     name: ClassVar[str] = "dst_ensemble"
     summary: ClassVar[str] = "independent sparse networks, whose connections move in training"
     cost: ClassVar[str] = "num_members member-epochs an epoch; predicts with as many passes"
+    best_epoch: ClassVar[str] = "of every network its own, with its mask"
     kept: ClassVar[str] = "active weights and what has no mask, of each member"
 
     schedule: Schedule = option(

@@ -42,6 +42,7 @@ class EDSTEnsemble(SparseDescent):
     name: ClassVar[str] = "edst_ensemble"
     summary: ClassVar[str] = "sparse networks from one training, each after an exchange of most connections"
     cost: ClassVar[str] = "one member-epoch an epoch; predicts with num_members passes"
+    best_epoch: ClassVar[str] = "of every phase its own, by the error in its second half, with the mask"
     kept: ClassVar[str] = "active weights and what has no mask, of each member"
 
     exploration_rate: float = option(

@@ -35,6 +35,7 @@ class FastGeometric(MembersInTurn):
     name: ClassVar[str] = "fast_geometric"
     summary: ClassVar[str] = "one training, then short cycles of the rate that end in a network each"
     cost: ClassVar[str] = "one member-epoch an epoch; predicts with num_members passes"
+    best_epoch: ClassVar[str] = "none: every cycle ends with a member, where its rate is lowest"
 
     num_members: int = option(5, "networks, each at the lowest rate of a cycle")
     cycle_epochs: int = option(

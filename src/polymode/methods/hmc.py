@@ -49,6 +49,7 @@ class HMC(Method):
         "num_chains member-epochs a gradient pass; thousands of passes; predicts with num_chains × "
         "num_samples passes"
     )
+    best_epoch: ClassVar[str] = "none: a sampler keeps what it visits, and choosing would no longer sample"
     reference: ClassVar[bool] = True
     tempered: ClassVar[bool] = True
 

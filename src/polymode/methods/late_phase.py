@@ -39,6 +39,7 @@ from polymode.training.contract import (
     check_schedule,
     epochs_before,
     keep_rule,
+    keep_throughout,
 )
 from polymode.trees import Tree
 from polymode.weights.late import Average, Bank, LateWeights, late_weights
@@ -59,6 +60,10 @@ class LatePhase(Method):
     name: ClassVar[str] = "late_phase"
     summary: ClassVar[str] = "some weights become K members late in training, then one network again"
     cost: ClassVar[str] = "one member-epoch an epoch; predicts with one forward pass (K with keep_members)"
+    best_epoch: ClassVar[str] = (
+        "of both phases: the late one begins at the best epoch of "
+        "the early one and ends at its own, by the mean over members"
+    )
     kept: ClassVar[str] = "one network, or shared weights once and K times the late ones with keep_members"
 
     num_members: int | None = option(
@@ -110,7 +115,11 @@ class LatePhase(Method):
     schedule: Schedule = option(
         Constant(), f"{SCHEDULE}. It spans the whole training, so that members enter at the present rate"
     )
-    keep: Keep = option("last", f"{KEEP}, in the late phase")
+    keep: Keep = option(
+        "last",
+        f"{KEEP}, in the late phase; it begins at the best epoch of the phase before it, unless `keep` names "
+        "a window of epochs",
+    )
     average: Average = option(
         "weights",
         'of what the collapse takes the mean: the realised `"weights"`, (1/K) Σₖ θ ∘ u_k v_kᵀ, or, as the '
@@ -187,6 +196,7 @@ class LatePhase(Method):
             _train_one,
             self._optimizers(problem, late, self.optimizer),
             schedule=Part(self.schedule, 0, epochs),
+            keep=keep_throughout(self.keep),
             end_epoch=State.copy_first_members,  # for validation, which looks at all of them
         )
         optimizers = self._optimizers(problem, late, self._late_optimizer)

@@ -27,6 +27,7 @@ class MCDropout(Descent):
     cost: ClassVar[str] = (
         "one member-epoch an epoch; no further parameters; predicts with as many passes as draws"
     )
+    best_epoch: ClassVar[str] = "of every network its own, by one mask for each validation example"
 
     where: Where | None = option(
         None,

@@ -59,6 +59,7 @@ class MeanField(Method):
     cost: ClassVar[str] = (
         "one member-epoch an epoch; twice the parameters; predicts with as many passes as draws"
     )
+    best_epoch: ClassVar[str] = "of every network its own, by one draw of its weights"
     kept: ClassVar[str] = "a mean and a spread of every weight"
 
     prior_std: PriorStd = option(0.2, PRIOR_STD)

@@ -54,6 +54,7 @@ class MIMO(Method):
     cost: ClassVar[str] = (
         "repetitions member-epochs an epoch; H times the first and the last layer; predicts with one pass"
     )
+    best_epoch: ClassVar[str] = "of every chain, by the mean of its heads' outputs"
     kept: ClassVar[str] = "one network with a first and a last layer for H heads"
 
     num_members: int = option(3, "H, heads and slots for inputs")

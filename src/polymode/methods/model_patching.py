@@ -347,6 +347,9 @@ class EMP(_Trained):
         "one member-epoch an epoch; K − 1 further copies of the patched layers; predicts with as many passes "
         "as draws, the layers before the first patched one once"
     )
+    best_epoch: ClassVar[str] = (
+        "the chain's: components share weights, and one draw of them is validated after every epoch"
+    )
 
     assignment: ClassVar[Assignment] = "layer"
 
@@ -394,6 +397,9 @@ class DropConnect(_Patching):
     summary: ClassVar[str] = "weights dropped at random, in training and in every draw"
     cost: ClassVar[str] = (
         "one member-epoch an epoch; no further parameters; predicts with as many passes as draws"
+    )
+    best_epoch: ClassVar[str] = (
+        "the chain's: components share weights, and one draw of them is validated after every epoch"
     )
 
     where: Where = option(("Linear",), f"the layers whose weights are dropped: {LAYERS}")

@@ -50,6 +50,7 @@ class RankOneBNN(Method):
     name: ClassVar[str] = "rank_one_bnn"
     summary: ClassVar[str] = "K members of shared matrices, each with Gaussian rank-one factors"
     cost: ClassVar[str] = "num_members member-epochs an epoch; four vectors a matrix and member"
+    best_epoch: ClassVar[str] = "the chain's, by the mean over its members and one draw of each"
     kept: ClassVar[str] = "shared weights once and K times means and spreads of the factors"
 
     num_members: int = option(4, "K, networks that share the matrices")

@@ -73,6 +73,7 @@ class SequentialAnchored(Method):
     summary: ClassVar[str] = "one long anchored training, then many short ones while the anchor walks"
     kept: ClassVar[str] = "for each training of a chain"
     cost: ClassVar[str] = "num_chains member-epochs an epoch; predicts with a pass for every training"
+    best_epoch: ClassVar[str] = "of every training its own: of the long one, and of each short one"
 
     num_chains: int | None = option(
         None, "run side by side, each from its own start; None means one, or as many as suit a budget"

@@ -57,6 +57,7 @@ class SequentialBNN(Method):
         "one mean-field training, whose solution is perturbed and trained on, again and again"
     )
     cost: ClassVar[str] = "one member-epoch an epoch; predicts with as many passes as draws"
+    best_epoch: ClassVar[str] = "of every phase its own, by the error in its second half"
     kept: ClassVar[str] = "a mean and a spread of every weight, for each member"
 
     of: MeanField = option(MeanField(optimizer=PUBLISHED), OF)

@@ -31,6 +31,7 @@ class Snapshot(MembersInTurn):
     name: ClassVar[str] = "snapshot"
     summary: ClassVar[str] = "one training in cycles of the learning rate, a network at the end of each"
     cost: ClassVar[str] = "one member-epoch an epoch; predicts with num_members passes"
+    best_epoch: ClassVar[str] = "none: every cycle ends with a member, where its rate is lowest"
 
     num_members: int = option(5, "M, cycles that end in a member")
     prior_std: PriorStd | None = option(None, PRIOR_STD_OR_FLAT)

@@ -42,6 +42,7 @@ class Trajectory(Wrapper):
     name: ClassVar[str] = "trajectory"
     summary: ClassVar[str] = "the networks that another method passes through in training"
     cost: ClassVar[str] = "that of `of`; predicts with a pass for every checkpoint"
+    best_epoch: ClassVar[str] = "none: every checkpoint is kept"
     kept: ClassVar[str] = "for each checkpoint"
 
     of: Method = option(Single(), "whose training is followed: any method")
@@ -53,6 +54,10 @@ class Trajectory(Wrapper):
         0, "epochs before the first checkpoint may be kept: a whole number, or a fraction of all"
     )
     initial: bool = option(False, "keep the weights before the first step, too")
+
+    @property
+    def can_keep_best(self) -> bool:
+        return False
 
     def __post_init__(self) -> None:
         super().__post_init__()

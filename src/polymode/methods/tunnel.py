@@ -49,6 +49,7 @@ class Tunnel(Method):
     name: ClassVar[str] = "tunnel"
     summary: ClassVar[str] = "a path of low loss between two networks of fit(initial=...)"
     cost: ClassVar[str] = "num_points member-epochs an epoch; predicts with num_points + 2 passes"
+    best_epoch: ClassVar[str] = "none: the path as it is at the end"
 
     num_points: int = option(9, "J, between the two solutions")
     prior_std: PriorStd | None = option(None, PRIOR_STD_OR_FLAT)

@@ -55,6 +55,10 @@ class _Averaging(Wrapper):
         "must have begun",
     )
 
+    @property
+    def can_keep_best(self) -> bool:
+        return False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.of.can_average:
@@ -130,6 +134,7 @@ class SWA(_Averaging):
     name: ClassVar[str] = "swa"
     summary: ClassVar[str] = "stochastic weight averaging: one network, the mean over the last epochs"
     cost: ClassVar[str] = "that of `of`, and one forward pass over the data where there is BatchNorm"
+    best_epoch: ClassVar[str] = "none: an average is over the last epochs, whatever their validation says"
 
     def _collect(self, state: State, number: int) -> None:
         for name, mean in state.common["averaging"]["mean"].items():
@@ -164,6 +169,7 @@ class SWAG(_Averaging):
         "that of `of`, and where there is BatchNorm a forward pass over the data for every draw; predicts "
         "with num_draws passes"
     )
+    best_epoch: ClassVar[str] = "none: an average is over the last epochs, whatever their validation says"
 
     _least: ClassVar[int] = 2
 

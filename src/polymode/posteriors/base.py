@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from polymode.data import as_tree, check_finite
 from polymode.errors import InputError, require, require_whole, unknown_name
-from polymode.likelihoods import Predictive
+from polymode.likelihoods import Likelihood, Predictive
 from polymode.networks.members import Backend, Members, Tensors, forward_members
 from polymode.networks.surgery import match_precision, structure_of
 from polymode.posteriors.network import Network
@@ -111,6 +111,23 @@ class Posterior(ABC):
     def with_backend(self, backend: Backend) -> Self:
         """The same posterior, run another way."""
         return replace(self, network=replace(self.network, backend=backend))
+
+    def with_likelihood(self, likelihood: Likelihood) -> Self:
+        """The same members, whose outputs mean something else."""
+        return replace(self, network=replace(self.network, likelihood=likelihood))
+
+    def calibrated(
+        self, data: Any, num_draws: int | None = None, generator: torch.Generator | None = None
+    ) -> Self:
+        """The same posterior, calibrated on held-out data that it was not trained on.
+
+        Labels: the temperature, and numbers: the scale of the noise, with the lowest held-out NLL; quantiles
+        of numbers then hold what they say by conformal prediction. Predictions, scores and files are
+        those of the calibrated posterior; ``record["calibration"]`` tells what was learned.
+        """
+        from polymode.posteriors.calibration import calibrated  # it is about posteriors itself
+
+        return calibrated(self, data, num_draws, generator)
 
     def to(self, device: torch.device | str) -> "Posterior":
         """The same posterior on another device; draws follow its network."""

@@ -30,6 +30,7 @@ def from_state_dicts(
     *,
     likelihood: str | Likelihood,
     backend: Backend = "loop",
+    calibrate: Any = None,
 ) -> Particles:
     """A posterior of networks that were trained elsewhere, each with the same weight.
 
@@ -37,7 +38,9 @@ def from_state_dicts(
     ``state_dict`` or the path of a file: ``.safetensors``, or else what ``torch.save`` wrote, which is read
     with ``weights_only=True`` only. A file may hold the state under a usual name
     ("state_dict", "model"), and names may have the usual prefixes ("module.", "_orig_mod."). likelihood: what
-    the outputs mean; one that learns a noise level needs networks that were trained with it.
+    the outputs mean; one that learns a noise level needs networks that were trained with it, or calibrate:
+    held-out data to calibrate the posterior on, from which networks that were trained with squared errors
+    learn their noise level.
     """
     likelihood = make_likelihood(likelihood)
     if isinstance(states, str | Path | Mapping):
@@ -57,17 +60,20 @@ def from_state_dicts(
             )
         given = read_state_dict(state) if isinstance(state, str | Path) else state
         given = _without_prefixes({str(name): tensor for name, tensor in given.items()}, expected)
+        if not added <= given.keys() and calibrate is not None:
+            given = {name: whole.get_parameter(name).detach() for name in added} | given  # a place to begin
         if not added <= given.keys():
             raise InputError(
                 f"The likelihood {likelihood.kind!r} learns {', '.join(sorted(added))!r} beside the network, "
                 f"and {where} does not hold it: a network that was trained with squared errors has no noise "
-                "level. Use FixedGaussian(std=...) with the deviation of its residuals on held-out data, or "
+                "level. Pass calibrate=data with held-out examples, which it is learned of, or use "
                 "'heteroscedastic_gaussian' where the network gives one."
             )
         found.append(_matched(_untied(given, where, whole), expected, where, whole))
     require(bool(found), "from_state_dicts needs at least one state.")
     stacked = {name: join([_laid_out(state[name])[None] for state in found]) for name in found[0]}
-    return Particles(Network(prepare(whole), likelihood, backend), blocks=[Members(stacked)])
+    posterior = Particles(Network(prepare(whole), likelihood, backend), blocks=[Members(stacked)])
+    return posterior if calibrate is None else posterior.calibrated(calibrate)
 
 
 def _with_noise(module: nn.Module, likelihood: Likelihood) -> tuple[nn.Module, frozenset[str]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import CheckpointError, InputError, NotCollapsible, require
+from polymode.likelihoods import Likelihood
 from polymode.networks.compact_layers import orders_in
 from polymode.networks.compaction import Compacted, compact, compact_with, masks_of
 from polymode.networks.members import Backend, Members, Tensors
@@ -65,6 +66,10 @@ class Separate(Posterior):
     def modules(self) -> list[nn.Module]:
         """The networks, each as an ordinary module."""
         return [part.collapse() for part in self.parts]
+
+    def with_likelihood(self, likelihood: Likelihood) -> "Separate":
+        parts = [part.with_likelihood(likelihood) for part in self.parts]
+        return replace(super().with_likelihood(likelihood), parts=parts)
 
     def _outputs(
         self,

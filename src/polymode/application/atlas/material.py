@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from polymode.application.atlas.opinions import Difference, Opinions
-from polymode.data import ArrayData, Preprocessing
+from polymode.data import ArrayData, Preprocessing, arrays_of
 from polymode.errors import InputError, require
-from polymode.judging.evaluation import arrays_of
 from polymode.landscape import WeightSpace, function_values, judged
 from polymode.landscape.subspaces import (
     FOR_ENSEMBLES,

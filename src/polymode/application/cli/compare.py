@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from polymode.application.cli.jobs import (
     JobOptions,
@@ -12,15 +13,40 @@ from polymode.application.cli.jobs import (
     make_methods,
     observer_maker,
     run_folder,
+    settled,
     wanted_methods,
 )
 from polymode.application.cli.options import UsageError, command_line, config_of, option
-from polymode.application.cli.output import console, price_table, print_json, reporter_of, say, scores_table
-from polymode.application.comparison import COMPARISON_FILE, Judging, compare, noise_floor_text
+from polymode.application.cli.output import (
+    calibration_table,
+    console,
+    price_table,
+    print_json,
+    reporter_of,
+    say,
+    scores_table,
+)
+from polymode.application.cli.train import TrainOptions
+from polymode.application.comparison import (
+    COMPARISON_FILE,
+    Comparison,
+    Equal,
+    Judging,
+    baselines_for,
+    compare,
+    noise_floor_text,
+    require_validation,
+    verdict_of,
+)
 from polymode.application.report import write_page
+from polymode.data import Task
+from polymode.errors import unknown_name
+from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.methods import COMPARED
+from polymode.options import options_of
 from polymode.storage import entry, read_document
 from polymode.training.contract import Method, describe
+from polymode.training.keeping.progress import Reporter
 
 ABOUT = """Train several methods on one data set and network at the same price, and show what each is worth.
 
@@ -46,10 +72,36 @@ class CompareOptions(JobOptions):
         metavar="FILE",
         place="screen",
     )
-    seeds: int = option(3, "number of seeds: all are trained side by side")
+    equal: Equal = option(
+        "budget",
+        "what methods have in common: the budget, or the epochs of each chain (budget / 5, unless --epochs)",
+        choices=get_args(Equal),
+    )
+    epochs: int | None = option(None, "with --equal epochs: epochs of each chain")
+    baselines: str = option(
+        "all",
+        "scikit-learn's models beside the methods: all that suit the data, names with commas, or none",
+        metavar="NAMES",
+    )
+    calibrate: bool = option(False, "calibrate on validation rows, and show scores before and after")
+    seeds: int = option(
+        0, "number of seeds, all trained side by side; 0 means 3 for data with one split, 1 for several"
+    )
+
+    @property
+    def fewest_seeds(self) -> int:
+        return 0
+
+    def all_seeds(self, task: Task) -> list[int]:
+        number = self.seeds or (3 if len(task.splits) == 1 else 1)
+        return list(range(self.seed, self.seed + number))
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if (self.epochs is not None) and self.equal != "epochs":
+            raise UsageError("--epochs is for --equal epochs; --budget says how much all methods spend.")
+        if self.epochs is not None and (self.epochs < 1 or self.budget is not None):
+            raise UsageError("--epochs must be at least 1, and stands in the place of --budget.")
         if self.budget is not None and not 1 <= self.budget < math.inf:
             raise UsageError(f"--budget must be at least 1 member-epoch, got {self.budget}.")
 
@@ -66,9 +118,14 @@ def _earlier_methods(folder: Path) -> dict[str, str]:
 def run(options: CompareOptions) -> None:
     """Compare, print the tables, write the page."""
     wanted = wanted_methods(options.methods, COMPARED)
+    if options.reference:
+        options = replace(options, validation="none")  # a posterior is that of all training rows
     job = load_job(options)
     reference = load_reference(options.reference, job.task)
+    if options.calibrate:
+        require_validation(job.task, "calibrate")
     budget = options.budget or job.task.suggested_budget
+    amount = budget if options.equal == "budget" else float(options.epochs or max(1, round(budget / 5)))
     without_methods = config_of(options, without=["methods"]) | {"model": job.model_name, "budget": budget}
     folder = run_folder(options.run, "compare", [options.data, job.model_name], without_methods)
     wanted = _earlier_methods(folder) | wanted
@@ -77,10 +134,15 @@ def run(options: CompareOptions) -> None:
     identity = without_methods | {"methods": labelled}
     reporter = reporter_of(options, num_runs=len(methods))
     reporter.say(job.described())
+    job = settled(job, options, job.task.training, max(1, round(budget / 5)), folder, reporter)
+    likelihood = make_likelihood(job.task.likelihood)
+    baselines = _baselines(options.baselines, likelihood, job.task, reporter)
 
     def run_options(method: Method, epochs: int) -> dict:
         """The options of ``polymode train`` that make one of the runs again."""
-        kept = {k: v for k, v in without_methods.items() if k not in ("budget", "set")}
+        known = {each.name for each in options_of(TrainOptions)} - {"budget", "set"}
+        kept = {name: value for name, value in without_methods.items() if name in known}
+        kept |= {"seeds": len(options.all_seeds(job.task))}
         own = {k: v for k, v in options.set.items() if k in ("data", "model")}
         return kept | {"method": describe(method), "epochs": epochs, "set": own}
 
@@ -90,10 +152,14 @@ def run(options: CompareOptions) -> None:
             job.model,
             methods,
             folder,
-            budget=budget,
-            seeds=options.all_seeds,
+            budget=amount,
+            equal=options.equal,
+            seeds=options.all_seeds(job.task),
+            baselines=baselines,
             **how_to_run(options),
-            judging=Judging(options.num_draws, options.calibration, reference, options.threads),
+            judging=Judging(
+                options.num_draws, options.calibration, reference, options.threads, options.calibrate
+            ),
             options=identity,
             run_options=run_options,
             network=job.network,
@@ -107,8 +173,10 @@ def run(options: CompareOptions) -> None:
         folder / "report.html",
         command=command_line("compare", replace(options, methods=labelled)),
     )
+    verdict = verdict_of(comparison)
     if options.json:
-        print_json(comparison.config() | {"folder": str(folder), "page": str(page)})
+        told = {} if verdict is None else {"verdict": verdict.config()}
+        print_json(comparison.config() | told | {"folder": str(folder), "page": str(page)})
         return
     out = console()
     out.print(scores_table(comparison))
@@ -116,13 +184,50 @@ def run(options: CompareOptions) -> None:
         say(options, noise_floor_text(reference))
     if len(comparison.results) > 1:
         out.print(price_table(comparison))
-    if comparison.repetitions:
-        say(
-            options,
-            f"± is one standard error over {comparison.repetitions}; * is the best mean; a gain below two "
-            "standard errors is undecided.",
-        )
-    elif len(comparison.results) > 1:
-        say(options, "One split, one seed: every gain is undecided. --seeds 3 gives standard errors.")
+    if options.calibrate:
+        out.print(calibration_table(comparison))
+    for line in _footnotes(comparison):
+        say(options, line)
+    for line in () if verdict is None else verdict.lines:
+        say(options, line)
     say(options, f"results  {folder}/results.csv, {folder}/results.json")
     say(options, f"page     {page}")
+
+
+def _baselines(text: str, likelihood: Likelihood, task: Task, reporter: Reporter) -> tuple[str, ...]:
+    """The baselines that are wanted and can be had."""
+    known = baselines_for(likelihood)
+    is_flat = isinstance(task.example_shape, tuple) and len(task.example_shape) == 1
+    if text == "none":
+        return ()
+    if text == "all":
+        return known if is_flat else ()
+    if not known or not isinstance(task.example_shape, tuple):
+        reporter.say(f"baselines: none suit the likelihood {likelihood.kind!r} and the inputs of {task.name}")
+        return ()
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if name not in known:
+            raise unknown_name(f"baseline for {task.name}", name, known)
+    return names
+
+
+def _footnotes(comparison: Comparison) -> list[str]:
+    """How the tables are to be read."""
+    lines = []
+    if comparison.repetitions:
+        lines.append(
+            f"± is one standard error over {comparison.repetitions}; * is the best mean; a gain below two "
+            "standard errors is undecided."
+        )
+    elif len(comparison.results) > 1:
+        lines.append("One split, one seed: every gain is undecided. --seeds 3 gives standard errors.")
+    marked = [result for result in comparison.results if result.mark]
+    for mark, advice in (
+        ("over-trained", "its validation NLL ends above its best epoch, and it does not go back to that"),
+        ("under-trained", "its validation NLL was still falling when the budget was spent: raise --budget"),
+    ):
+        names = ", ".join(result.label for result in marked if result.mark == mark)
+        if names:
+            lines.append(f"{mark}: {names} ({advice}).")
+    return lines

@@ -26,9 +26,8 @@ from polymode.application.datasets.corruptions.reading import (
 from polymode.application.datasets.corruptions.severities import NUM_SEVERITIES
 from polymode.application.datasets.downloads import data_folder
 from polymode.application.datasets.images import Labelled
-from polymode.data import Preprocessing
+from polymode.data import Preprocessing, arrays_of
 from polymode.errors import InputError, unknown_name
-from polymode.judging.evaluation import arrays_of
 from polymode.metrics import Bins
 from polymode.training.keeping.progress import Reporter
 

@@ -9,20 +9,31 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from polymode.application.cli.options import JudgingOptions, UsageError, option, same_option
+from polymode.application.cli.options import (
+    JudgingOptions,
+    UsageError,
+    option,
+    read_value,
+    same_option,
+)
 from polymode.application.comparison import check_reference_for
+from polymode.application.comparison.pilot import settle_likelihood
 from polymode.application.datasets.loading import load_inputs_for_ood, load_task
 from polymode.data import Task
+from polymode.data.division import with_validation
+from polymode.data.encoding import LeftOut
 from polymode.data.task import num_outputs_for
 from polymode.errors import unknown_name
+from polymode.imports import is_import
 from polymode.judging.reference import Reference
-from polymode.likelihoods import LIKELIHOODS, make_likelihood
+from polymode.likelihoods import LIKELIHOODS, Likelihood, make_likelihood
 from polymode.methods import METHODS, make_method
 from polymode.models import MODELS, make_model
 from polymode.networks.members import BACKENDS
 from polymode.networks.surgery import Model
 from polymode.training.contract import Epoch, Method
 from polymode.training.contract.execution import Precision
+from polymode.training.keeping.progress import Reporter
 from polymode.training.keeping.tracking import TensorBoard
 from polymode.training.loop.settings import AnyBackend, Computing, ComputingSettings
 
@@ -46,6 +57,12 @@ class JobOptions(JudgingOptions):
         "", f"meaning of the outputs: {', '.join(LIKELIHOODS)} (default: what suits the targets)"
     )
     ood: str = option("", "data set outside the distribution (default: the one that belongs to the data)")
+    validation: str = option(
+        "auto",
+        "share of the training rows that are held out to choose epochs by, such as 0.1; none holds nothing "
+        "out and trains to the end; auto holds 15 % out of data that have no validation rows of their own",
+        metavar="SHARE",
+    )
     seeds: int = option(1, "number of seeds: all are trained side by side")
     seed: int = option(0, "first seed")
     set: dict = option(
@@ -74,12 +91,22 @@ class JobOptions(JudgingOptions):
                 )
         if self.processes > 1 and self.tensorboard:
             raise UsageError("--tensorboard follows a run in this process: leave --processes out.")
-        for name in ("seeds", "processes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name} must be at least 1, got {getattr(self, name)}.")
+        if self.validation not in ("auto", "none"):
+            share = read_value(self.validation)
+            if not isinstance(share, float) or not 0 < share < 1:
+                raise UsageError(
+                    f"--validation {self.validation!r}: give a share between 0 and 1, auto or none."
+                )
+        for name, least in (("seeds", self.fewest_seeds), ("processes", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(f"--{name} must be at least {least}, got {getattr(self, name)}.")
 
     @property
-    def all_seeds(self) -> list[int]:
+    def fewest_seeds(self) -> int:
+        return 1
+
+    def all_seeds(self, task: Task) -> list[int]:
+        """The seeds that every split is trained with."""
         return list(range(self.seed, self.seed + self.seeds))
 
 
@@ -109,11 +136,20 @@ class Job:
             meaning = f"likelihood {likelihood.kind}"
         target = f" of {ready.target!r}" if ready.target else ""
         counts = f"{split.train.num_examples} to train on, {split.test.num_examples} to test on"
+        if split.validation is not None:
+            counts += f", {split.validation.num_examples} to validate on"
         splits = f", {len(task.splits)} splits" if len(task.splits) > 1 else ""
-        return f"{task.name}: {meaning}{target}, {counts}{splits}{self._left_out()}; model {self.model_name}"
+        said = "".join(f"; {remark}" for remark in task.remarks)
+        return (
+            f"{task.name}: {meaning}{target}, {counts}{splits}{self._left_out()}{said}; model "
+            f"{self.model_name}"
+        )
 
     def _left_out(self) -> str:
         """The inputs that are constant in the training data of a split, and hence left out."""
+        left = [c.name for c in self.task.splits[0].preprocessing.encoding if isinstance(c, LeftOut)]
+        if self.task.splits[0].preprocessing.encoding:
+            return f"; left out {', '.join(left)} (polymode data describe)" if left else ""
         found = list(dict.fromkeys(name for s in self.task.splits for name in s.preprocessing.constant))
         if not found:
             return ""
@@ -130,11 +166,18 @@ def load_job(options: JobOptions) -> Job:
     task = load_task(options.data, options.set.get("data", {}), likelihood=options.likelihood)
     if options.likelihood:
         task = _with_likelihood(task, options.likelihood)
+    task = held_out(task, options.validation)
     if options.ood:
         task = replace(task, ood=load_inputs_for_ood(options.ood, task))
     name = options.model or task.model
-    defaults = dict(task.model_options) if name == task.model else {}
-    settings = defaults | options.set.get("model", {})
+    if is_import(name):
+        task = replace(task, likelihoods=())  # nobody knows how many outputs it can have
+    return job_of(task, name, options.set.get("model", {}))
+
+
+def job_of(task: Task, name: str, changes: Mapping[str, Any]) -> Job:
+    """A task with the network of a name, as it suits the task but for some changes of its options."""
+    settings = (dict(task.model_options) if name == task.model else {}) | dict(changes)
     shape = task.example_shape
     network = {
         "name": name,
@@ -143,6 +186,37 @@ def load_job(options: JobOptions) -> Job:
         "options": settings,
     }
     return Job(task, make_model(name, shape, task.num_outputs, settings), network)
+
+
+# How long a member may go without a better validation score, as a share of its epochs.
+PATIENCE = 0.25
+
+
+def held_out(task: Task, validation: str) -> Task:
+    """The task with rows to validate on, by which methods keep their best epoch; "none" leaves it alone."""
+    if validation == "none":
+        return task
+    task = with_validation(task, None if validation == "auto" else float(validation))
+    if any(split.validation is None for split in task.splits):
+        return task
+    keep = {"keep": {"type": "KeepBest", "patience": PATIENCE}}
+    return replace(task, training=keep | dict(task.training))
+
+
+def settled(
+    job: Job, options: JobOptions, training: Mapping[str, Any], epochs: int, folder: Path, reporter: Reporter
+) -> Job:
+    """The job with the noise that a trial on validation data finds to suit its numbers."""
+    name, changes = job.model_name, options.set.get("model", {})
+
+    def model_for(likelihood: Likelihood) -> Model:
+        outputs = num_outputs_for(likelihood, job.task.splits[0].train)
+        return job_of(replace(job.task, num_outputs=outputs), name, changes).model
+
+    [member] = make_methods({"single": "single"}, {}, training).values()
+    computing = how_to_run(options) | {"processes": 1}
+    task = settle_likelihood(job.task, model_for, member, epochs, folder, reporter, **computing)
+    return job if task is job.task else job_of(task, name, changes)
 
 
 def load_reference(spec: str, task: Task) -> Reference | None:
@@ -202,6 +276,8 @@ def make_methods(
 
 def _suits(method: Method, key: str, value: Any) -> bool:
     """Whether a suggestion is meant for a method: a rate is for Adam, unless it names another optimiser."""
+    if key == "keep" and not method.can_keep_best:
+        return False
     path = _path_of(method, key)
     if path is None or key != "optimizer" or "kind" in value:
         return True

@@ -63,8 +63,55 @@ def scores_table(comparison: Comparison) -> Table:
             _cell(result.summary(column.key), column.digits, best=result.label in comparison.best(column))
             for column in columns
         ]
-        table.add_row(result.stated, *cells)
+        if result is next(iter(comparison.baselines), None):
+            table.add_section()
+        table.add_row(_marked(result), *cells)
     return table
+
+
+def _marked(result: Result) -> str:
+    """The label of a result, with what its training did wrong; baselines are scikit-learn's."""
+    if result.is_baseline:
+        return f"[dim]{result.stated}[/]"
+    return f"{result.stated} [yellow]{result.mark}[/]" if result.mark else result.stated
+
+
+def calibration_table(comparison: Comparison) -> Table:
+    """Scores before and after calibration, means over splits and seeds."""
+    table = Table(
+        title="before and after calibration on validation rows",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("method", no_wrap=True)
+    columns = [c for c in comparison.shown_columns() if c.key in CALIBRATED]
+    for column in columns:
+        table.add_column(column.title, justify="right")
+    table.add_column("learned", justify="right")
+    for result in comparison.methods:
+        if not result.calibrated:
+            continue
+        cells = []
+        for column in columns:
+            before = result.summary(column.key)
+            after = [scores[column.key] for scores in result.calibrated if scores.get(column.key) is not None]
+            shown = "–" if before is None else f"{before.mean:.{column.digits}f}"
+            cells.append(f"{shown} → {sum(after) / len(after):.{column.digits}f}" if after else shown)
+        table.add_row(result.stated, *cells, _learned(result.calibrated))
+    return table
+
+
+CALIBRATED = ("accuracy", "nll", "ece", "log_density", "coverage90", "mean_std")
+
+
+def _learned(scores: Sequence[Mapping[str, float]]) -> str:
+    """The factor that calibration learned, the mean over splits and seeds."""
+    for name in ("temperature", "noise_scale"):
+        values = [each[name] for each in scores if name in each]
+        if values:
+            return f"{name.replace('_', ' ')} {sum(values) / len(values):.3g}"
+    return "–"
 
 
 def price_table(comparison: Comparison) -> Table:
@@ -79,8 +126,10 @@ def price_table(comparison: Comparison) -> Table:
         table.add_column(title, justify="right", overflow="fold")
     for result in comparison.results:
         gain = comparison.gain(result)
+        if result is next(iter(comparison.baselines), None):
+            table.add_section()
         table.add_row(
-            result.stated,
+            _marked(result),
             "–" if gain is None else _signed(gain, comparison.quality.digits),
             f"{result.price['member_epochs']:,.0f}",
             f"{result.price['seconds']:,.1f} ({_ratio(result, first, 'seconds')})",
@@ -124,14 +173,29 @@ def findings_lines(chains: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def posterior_table(title: str, likelihood: Likelihood, scores: Sequence[Mapping[str, float]]) -> Table:
-    """The scores that a comparison shows, the mean over posteriors with its standard error."""
-    table = Table(title=title, title_justify="left", show_header=False, box=SIMPLE_HEAD, pad_edge=False)
+def posterior_table(
+    title: str,
+    likelihood: Likelihood,
+    scores: Sequence[Mapping[str, float]],
+    calibrated: Sequence[Mapping[str, float]] = (),
+) -> Table:
+    """The scores that a comparison shows, the mean over posteriors with its standard error.
+
+    calibrated: the scores after calibration, where there was one.
+    """
+    table = Table(
+        title=title, title_justify="left", show_header=bool(calibrated), box=SIMPLE_HEAD, pad_edge=False
+    )
     table.add_column("score", no_wrap=True)
     table.add_column("value", justify="right")
+    if calibrated:
+        table.add_column("calibrated", justify="right")
     table.add_column("meaning")
     for column in likelihood.columns.values():
         if all(column.key in each for each in scores):
-            summary = Summary.of([each[column.key] for each in scores])
-            table.add_row(column.title, summary.text(column.digits), column.explanation)
+            cells = [Summary.of([each[column.key] for each in scores]).text(column.digits)]
+            if calibrated:
+                after = [each[column.key] for each in calibrated if column.key in each]
+                cells.append(Summary.of(after).text(column.digits) if after else "–")
+            table.add_row(column.title, *cells, column.explanation)
     return table

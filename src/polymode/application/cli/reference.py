@@ -11,7 +11,7 @@ from polymode.application.cli.jobs import Job, JobOptions, how_to_run, load_job,
 from polymode.application.cli.options import UsageError, command_line, config_of, option
 from polymode.application.cli.output import console, print_json, reporter_of, say
 from polymode.application.comparison import Replicate, distances_text, fit_replicates, noise_floor_text
-from polymode.data import Data
+from polymode.data import Data, arrays_of
 from polymode.errors import InputError
 from polymode.judging.contents import REFERENCE_SEED, contents_for
 from polymode.judging.diagnostics import (
@@ -21,7 +21,6 @@ from polymode.judging.diagnostics import (
     import_arviz,
     noise_floor,
 )
-from polymode.judging.evaluation import arrays_of
 from polymode.judging.reference import Reference, row_hashes
 from polymode.likelihoods import make_likelihood
 from polymode.methods import HMC

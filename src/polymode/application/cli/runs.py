@@ -17,10 +17,9 @@ from polymode.application.datasets import characters
 from polymode.application.datasets.folders import read_images
 from polymode.application.datasets.loading import load_inputs_for_ood, load_labelled, load_task
 from polymode.application.datasets.tables import SUFFIXES, read_rows
-from polymode.data import Data, Preprocessing, Split, Task, as_tree, fingerprint
+from polymode.data import Data, Preprocessing, Split, Task, arrays_of, as_tree, fingerprint
 from polymode.errors import CheckpointError, InputError, require, shortened
 from polymode.imports import import_object, import_only, is_import
-from polymode.judging.evaluation import arrays_of
 from polymode.models import make_model
 from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.base import MANIFEST

@@ -12,6 +12,7 @@ from polymode.application.cli.jobs import (
     make_methods,
     observer_maker,
     run_folder,
+    settled,
 )
 from polymode.application.cli.options import UsageError, config_of, option
 from polymode.application.cli.output import (
@@ -29,6 +30,7 @@ from polymode.application.comparison import (
     fit_replicates,
     judge_all,
     replicates_of,
+    require_validation,
     stated,
 )
 from polymode.imports import is_import
@@ -56,6 +58,10 @@ class TrainOptions(JobOptions):
         metavar="RUN",
     )
 
+    calibrate: bool = option(
+        False, "calibrate on validation rows: evaluate and predict then take the calibrated posterior"
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epochs is not None and self.budget is not None:
@@ -81,11 +87,15 @@ def run(options: TrainOptions) -> None:
         "epochs": epochs,
         "set": {k: v for k, v in options.set.items() if k in ("data", "model")},
     }
+    if options.calibrate:
+        require_validation(job.task, "calibrate")
     folder = run_folder(options.run, "train", [options.data, job.model_name, method.name], identity)
-    replicates = replicates_of(job.task, options.all_seeds)
-    initial = _posteriors_of(options, job, replicates) if options.initial else None
     reporter = reporter_of(options)
     reporter.say(job.described())
+    trial = max(1, round((options.budget or job.task.suggested_budget) / 5))
+    job = settled(job, options, job.task.training, trial, folder, reporter)
+    replicates = replicates_of(job.task, options.all_seeds(job.task))
+    initial = _posteriors_of(options, job, replicates) if options.initial else None
     try:
         posteriors = fit_replicates(
             method,
@@ -102,7 +112,9 @@ def run(options: TrainOptions) -> None:
             observer=observer_maker(options)(folder),
             initial=initial,
         )
-        judging = Judging(options.num_draws, options.calibration, threads=options.threads)
+        judging = Judging(
+            options.num_draws, options.calibration, threads=options.threads, calibrate=options.calibrate
+        )
         judged = judge_all(posteriors, replicates, folder, job.task.ood, judging, reporter, method.name)
     finally:
         reporter.close()
@@ -114,7 +126,8 @@ def run(options: TrainOptions) -> None:
         f"{stated(method.name, describe(method))} on {job.task.name}: {spent:g} member-epochs, test scores"
     )
     scores = [replicate["scores"] for replicate in judged]
-    console().print(posterior_table(title, make_likelihood(job.task.likelihood), scores))
+    after = [replicate["calibrated"] for replicate in judged] if options.calibrate else []
+    console().print(posterior_table(title, make_likelihood(job.task.likelihood), scores, after))
     for line in findings_lines(posteriors[0].record["findings"]):
         say(options, line)
     say(options, f"run      {folder} (all scores: {folder}/scores.json)")

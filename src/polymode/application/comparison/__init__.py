@@ -1,33 +1,42 @@
 """Comparisons: several methods on one task at one price."""
 
 from polymode.application.comparison.compare import (
+    CALIBRATION_FILE,
     COMPARISON_FILE,
     TASK_FILE,
+    Equal,
     Judging,
     Replicate,
+    baselines_for,
     check_reference_for,
     compare,
     fit_replicates,
     judge_all,
     replicates_of,
+    require_validation,
 )
 from polymode.application.comparison.distances import distances_text, noise_floor_text
 from polymode.application.comparison.judgement import Judgement, judge
 from polymode.application.comparison.results import Comparison, Result, Summary, stated
 from polymode.application.comparison.robustness import Robustness, judge_corrupted
 from polymode.application.comparison.tables import add_result, replicates_path
+from polymode.application.comparison.verdict import Verdict, verdict_of
 
 __all__ = [
+    "CALIBRATION_FILE",
     "COMPARISON_FILE",
     "TASK_FILE",
     "Comparison",
+    "Equal",
     "Judgement",
     "Judging",
     "Replicate",
     "Result",
     "Robustness",
     "Summary",
+    "Verdict",
     "add_result",
+    "baselines_for",
     "check_reference_for",
     "compare",
     "distances_text",
@@ -38,5 +47,7 @@ __all__ = [
     "noise_floor_text",
     "replicates_of",
     "replicates_path",
+    "require_validation",
     "stated",
+    "verdict_of",
 ]

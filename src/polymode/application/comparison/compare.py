@@ -2,16 +2,31 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
+from torch import Tensor
 
-from polymode.application.comparison.judgement import Judgement, judge
+from polymode.application.comparison.baselines import (
+    CLASSIFICATION_BASELINES,
+    REGRESSION_BASELINES,
+    fit_baseline,
+    left_out,
+)
+from polymode.application.comparison.judgement import (
+    LOG_PROB,
+    Judgement,
+    judge,
+    judge_baseline,
+)
 from polymode.application.comparison.results import Comparison, Result
-from polymode.data import ArrayData, Data, Split, Task, fingerprint, fingerprints
-from polymode.errors import CheckpointError, InputError, require
+from polymode.data import ArrayData, Data, Split, Task, arrays_of, fingerprint, fingerprints
+from polymode.data.familiarity import Familiarity
+from polymode.errors import CheckpointError, InputError, require, unknown_name
+from polymode.judging.evaluation import evaluate
 from polymode.judging.reference import Reference
 from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.metrics.calibration import BINS, Bins
@@ -23,6 +38,7 @@ from polymode.storage import (
     finite,
     inside,
     read_document,
+    read_tensors,
     refuse_links,
     write_document,
     write_tensors,
@@ -34,8 +50,13 @@ from polymode.training.keeping.folder import hardware, versions
 from polymode.training.keeping.progress import Reporter, Silent
 from polymode.training.loop.arithmetic import recorded_threads, with_threads
 from polymode.training.loop.settings import ComputingSettings, usable_device
+from polymode.trees import map_tree
 
 SCORES_FILE, COMPARISON_FILE, TASK_FILE = "scores.json", "comparison.json", "task.json"
+CALIBRATION_FILE = "calibration.json"
+
+# What methods have in common: the member-epochs they spend in all, or the epochs of each chain.
+Equal = Literal["budget", "epochs"]
 
 
 @dataclass(frozen=True)
@@ -58,13 +79,15 @@ class Judging:
 
     num_draws: networks drawn of posteriors that have no end of them. bins: of confidence, for calibration.
     reference: what a trusted posterior predicts for the test data of the only split; distances to it become
-    columns. threads: to compute with; those of the run unless given.
+    columns. threads: to compute with; those of the run unless given. calibrate: calibrate posteriors on
+    validation data, and judge them once more.
     """
 
     num_draws: int = 100
     bins: Bins = BINS
     reference: Reference | None = None
     threads: int | None = None
+    calibrate: bool = False
 
 
 def compare(
@@ -74,7 +97,9 @@ def compare(
     folder: str | Path,
     *,
     budget: float,
+    equal: Equal = "budget",
     seeds: Sequence[int] = (0,),
+    baselines: Sequence[str] = (),
     judging: Judging = Judging(),
     options: Mapping[str, Any] | None = None,
     run_options: Callable[[Method, int], Mapping[str, Any]] = lambda method, epochs: {},
@@ -85,7 +110,9 @@ def compare(
 ) -> Comparison:
     """Fit every method with ``budget`` member-epochs to every split and seed, and judge it.
 
-    methods: label -> method. folder: results.json, results.csv, replicates.csv and a run folder a method.
+    methods: label -> method. equal: "epochs" gives every chain ``budget`` epochs instead, whatever its method
+    costs. baselines: names of ``comparison.baselines``, fitted to the same rows.
+    folder: results.json, results.csv, replicates.csv and a run folder a method.
     All splits and seeds of a method are trained side by side. A run that was cut goes on; one that is
     finished is read back. judging: how the posteriors are judged. options: what the comparison depends on,
     kept in its manifest; a folder of another is refused. run_options: the same of a run, from its method and
@@ -106,7 +133,13 @@ def compare(
             f"{label} begins at networks that others have trained, and a comparison trains its own: use "
             "polymode train --initial RUN, or fit(initial=...).",
         )
-    sizes = {label: method.for_budget(budget) for label, method in methods.items()}
+    if judging.calibrate:
+        require_validation(task, "calibrate")
+    _check_baselines(baselines, methods, likelihood)
+    sizes = {
+        label: method.for_budget(budget) if equal == "budget" else (method, max(1, round(budget)))
+        for label, method in methods.items()
+    }
     _claim(folder, options or {})
     results = []
     for label, (sized, epochs) in sizes.items():
@@ -127,10 +160,17 @@ def compare(
         judged = judge_all(posteriors, replicates, folder / label, task.ood, judging, reporter, label)
         result = _result(label, sized, epochs, posteriors, judged, folder / label, judging.num_draws)
         spent = result.price["member_epochs"]
-        if abs(spent - budget) > 0.1 * budget:
+        if equal == "budget" and spent > 1.1 * budget:
             reporter.say(f"{label}: it spent {spent:g} member-epochs, the budget is {budget:g}")
         results.append(result)
-    title = f"{task.name}, budget {budget:g} member-epochs, {_count(len(task.splits), 'split')}"
+    for name in baselines:
+        reason = left_out(name, min(r.data.train.num_examples for r in replicates))
+        if reason is not None:
+            reporter.say(f"{name}: left out, {reason}")
+            continue
+        results.append(_baseline_result(name, replicates, folder / name, likelihood, judging, reporter))
+    amount = f"budget {budget:g} member-epochs" if equal == "budget" else f"{budget:g} epochs a chain"
+    title = f"{task.name}, {amount}, {_count(len(task.splits), 'split')}"
     comparison = Comparison(
         f"{title}, {_count(len(seeds), 'seed')}",
         likelihood,
@@ -168,12 +208,13 @@ def fit_replicates(
     through before they are predicted. initial: a posterior for each to begin at. computing: as ``fit`` has
     it.
     """
-    validation = [r.data.validation for r in replicates]
+    parts = [_whole(r.data) if method.reference else r.data for r in replicates]
+    validation = [part.validation for part in parts]
     known: list[Data] = [part for part in validation if part is not None]
     posteriors = fit(
         method,
         model,
-        _on_device([r.data.train for r in replicates], computing.get("device")),
+        _on_device([part.train for part in parts], computing.get("device")),
         likelihood=likelihood,
         epochs=epochs,
         validation=known if len(known) == len(replicates) else None,
@@ -188,8 +229,35 @@ def fit_replicates(
         **computing,
     )
     ready = [replicate.data.preprocessing.config() for replicate in replicates]
-    write_document(folder / TASK_FILE, "task", {"network": dict(network or {}), "posteriors": ready})
+    content = {"network": dict(network or {}), "posteriors": ready, "typical": _typical(replicates, folder)}
+    write_document(folder / TASK_FILE, "task", content)
     return posteriors
+
+
+def _typical(replicates: Sequence[Replicate], folder: Path) -> list[dict[str, str] | None]:
+    """Files with typical training rows of tables, one for each replicate, by which strange rows are told."""
+    files: dict[int, dict[str, str] | None] = {}
+    for replicate in replicates:
+        if replicate.split in files:
+            continue
+        data = replicate.data
+        inputs = data.train.inputs if isinstance(data.train, ArrayData) else None
+        files[replicate.split] = None
+        if data.preprocessing.encoding and isinstance(inputs, Tensor):
+            name = f"typical-{replicate.split}.safetensors"
+            digest = write_tensors(folder / name, Familiarity.of(inputs).tensors())
+            files[replicate.split] = {"file": name, "checksum": digest}
+    return [files[replicate.split] for replicate in replicates]
+
+
+def _whole(split: Split) -> Split:
+    """The split with its validation rows among those to train on: a sampler of the posterior loses none."""
+    if split.validation is None:
+        return split
+    parts = [arrays_of(split.train), arrays_of(split.validation)]
+    inputs = map_tree(lambda *t: torch.cat(t), *(part[0] for part in parts))
+    train = ArrayData(inputs, torch.cat([part[1] for part in parts]), batch_size=split.train.batch_size)
+    return replace(split, train=train, validation=None)
 
 
 def judge_all(
@@ -208,11 +276,13 @@ def judge_all(
         "num_draws": judging.num_draws,
         "bins": asdict(judging.bins),
         "reference": None if judging.reference is None else judging.reference.digest,
+        "validation": fingerprints([r.data.validation for r in replicates if r.data.validation is not None]),
+        "calibrate": judging.calibrate,
     }
     if (saved := _saved_scores(folder, about)) is not None:
         return saved
     reporter.say(f"{label}: judging {_count(len(replicates), 'posterior')}")
-    found, files = [], {}
+    found, files, likelihoods = [], {}, []
     for index, (posterior, replicate) in enumerate(zip(posteriors, replicates, strict=True)):
         with with_threads(judging.threads or recorded_threads(posterior.record)):
             judgement: Judgement = judge(
@@ -223,19 +293,141 @@ def judge_all(
                 num_draws=judging.num_draws,
                 bins=judging.bins,
             )
-        name = f"predictions-{index}.safetensors"
-        files[name] = write_tensors(folder / name, judgement.predictions)
-        found.append(
-            {
-                "split": replicate.split,
-                "seed": replicate.seed,
-                "scores": judgement.scores,
-                "curves": judgement.curves,
-            }
-        )
-    content = {"about": about, "replicates": finite(found), "files": files}
+            after = {}
+            if judging.calibrate:
+                calibrated, after = _judge_calibrated(posterior, replicate.data, judging)
+                likelihoods.append(calibrated.network.likelihood.config())
+        found.append(_kept(judgement, replicate, index, folder, files) | {"calibrated": after})
+    if judging.calibrate:
+        write_document(folder / CALIBRATION_FILE, "calibration", {"likelihoods": likelihoods})
+    return _save_scores(folder, about, found, files)
+
+
+def _judge_calibrated(
+    posterior: Posterior, split: Split, judging: Judging
+) -> tuple[Posterior, dict[str, float]]:
+    """The posterior calibrated on the validation data of a split, and its scores on the test data."""
+    count = judging.num_draws if posterior.num_members is None else None
+    draws = [torch.Generator().manual_seed(0) for _ in range(2)]  # of the same networks
+    calibrated = posterior.calibrated(split.validation, count, draws[0])
+    scores = evaluate(
+        calibrated,
+        split.test,
+        num_draws=count,
+        generator=draws[1],
+        target_scale=split.preprocessing.target_scale,
+        bins=judging.bins,
+    )
+    return calibrated, scores | calibrated.network.likelihood.learned_by_calibration
+
+
+def _kept(
+    judgement: Judgement, replicate: Replicate, index: int, folder: Path, files: dict[str, str]
+) -> dict[str, Any]:
+    """What is kept of a judgement; its predictions go to a file, which is noted in ``files``."""
+    name = f"predictions-{index}.safetensors"
+    files[name] = write_tensors(folder / name, judgement.predictions)
+    return {
+        "split": replicate.split,
+        "seed": replicate.seed,
+        "scores": judgement.scores,
+        "errors": judgement.errors,
+        "curves": judgement.curves,
+        "file": name,
+    }
+
+
+def _save_scores(
+    folder: Path, about: Mapping[str, Any], found: list[dict[str, Any]], files: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    content = {"about": dict(about), "replicates": finite(found), "files": dict(files)}
     write_document(folder / SCORES_FILE, "scores", content)
-    return content["replicates"]
+    return _with_rows(content["replicates"], folder)
+
+
+def _with_rows(replicates: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Replicates with the log probability of every test row, which gains are paired over."""
+    for replicate in replicates:
+        if isinstance(name := replicate.get("file"), str):
+            replicate["log_prob"] = read_tensors(inside(folder, name)).get(LOG_PROB)
+    return replicates
+
+
+def _baseline_result(
+    name: str,
+    replicates: Sequence[Replicate],
+    folder: Path,
+    likelihood: Likelihood,
+    judging: Judging,
+    reporter: Reporter,
+) -> Result:
+    """Fit one of scikit-learn's models to the rows of every replicate, and judge it as a method is."""
+    about = {
+        "baseline": name,
+        "scikit-learn": package_version("scikit-learn"),
+        "train": fingerprints([replicate.data.train for replicate in replicates]),
+        "test": fingerprints([replicate.data.test for replicate in replicates]),
+        "validation": fingerprints([r.data.validation for r in replicates if r.data.validation is not None]),
+        "likelihood": likelihood.config(),
+        "seeds": [replicate.seed for replicate in replicates],
+        "bins": asdict(judging.bins),
+    }
+    judged = _saved_scores(folder, about)
+    if judged is None:
+        reporter.say(f"{name}: fitting {_count(len(replicates), 'baseline')}")
+        found, files = [], {}
+        for index, replicate in enumerate(replicates):
+            inputs, targets = arrays_of(replicate.data.train)
+            num_classes = None
+            if likelihood.reads == "labels":
+                num_classes = max(len(replicate.data.preprocessing.classes), 1 + int(targets.max()))
+            fitted = fit_baseline(
+                name,
+                inputs.flatten(1),
+                likelihood.latent(targets),
+                num_classes,
+                seed=replicate.seed,
+                weights=getattr(replicate.data.train, "weights", None),
+            )
+            if fitted.remark and index == 0:
+                reporter.say(f"{name}: {fitted.remark}")
+            judgement = judge_baseline(fitted, replicate.data, likelihood, bins=judging.bins)
+            price = {"seconds": fitted.seconds, "parameters": fitted.num_parameters}
+            found.append(_kept(judgement, replicate, index, folder, files) | {"price": price})
+        judged = _save_scores(folder, about, found, files)
+    price = {
+        "member_epochs": 0.0,
+        "seconds": sum(each["price"]["seconds"] for each in judged) / len(judged),
+        "parameters": sum(each["price"]["parameters"] for each in judged) / len(judged),
+        "passes": 1,
+    }
+    return Result(name, {"name": name}, 0, judged, price, 1, is_baseline=True)
+
+
+def _check_baselines(names: Sequence[str], methods: Mapping[str, Method], likelihood: Likelihood) -> None:
+    known = baselines_for(likelihood)
+    for name in names:
+        if name not in known:
+            raise unknown_name(f"baseline for the likelihood {likelihood.kind!r}", name, known)
+        require(
+            name not in methods, f"{name!r} is the label of a method and of a baseline: rename the method."
+        )
+
+
+def baselines_for(likelihood: Likelihood) -> tuple[str, ...]:
+    """The baselines that a likelihood's scores can judge: of classes, or of numbers with a Gaussian."""
+    if likelihood.of_baseline is None:
+        return ()
+    return CLASSIFICATION_BASELINES if likelihood.reads == "labels" else REGRESSION_BASELINES
+
+
+def require_validation(task: Task, what: str) -> None:
+    """Raise unless every split has data to validate on."""
+    require(
+        all(split.validation is not None for split in task.splits),
+        f"To {what} takes held-out rows, and {task.name} has none: leave --validation none out, or give the "
+        "data validation rows of their own (data.num_validation=...).",
+    )
 
 
 def _saved_scores(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -251,7 +443,7 @@ def _saved_scores(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]
     except CheckpointError as error:
         warnings.warn(f"{error} The posteriors are judged again.", stacklevel=3)
         return None
-    return replicates if saved.get("about") == about else None
+    return _with_rows(replicates, folder) if saved.get("about") == about else None
 
 
 def check_reference_for(task: Task, reference: Reference) -> None:
@@ -317,19 +509,60 @@ def _result(
         "passes": num_draws if first.num_members is None else _passes(method, first.num_members),
     }
     learning = _learning(folder)
-    return Result(label, describe(method), epochs, judged, price, first.num_members, record, learning)
+    after = [replicate["calibrated"] for replicate in judged if replicate.get("calibrated")]
+    return Result(
+        label,
+        describe(method),
+        epochs,
+        judged,
+        price,
+        first.num_members,
+        record,
+        learning,
+        mark=training_mark(learning["validation_nll"], stopped=learning["stopped"], keeps=learning["keeps"]),
+        calibrated=after,
+    )
 
 
 def _learning(folder: Path) -> dict[str, Any]:
     """Means over members after every epoch, by member-epochs: validation NLL, training losses, measures."""
     epochs = epochs_of(folder)
     known = _means(epochs, lambda epoch: epoch["validation"].get("nll", []))
+    last = epochs[-1] if epochs else {}
     return {
+        "stopped": bool(last.get("stopped")),
+        "keeps": bool(last.get("keeps_best")),
         "member_epochs": [epoch["member_epochs"] for epoch, _ in known],
         "validation_nll": [mean for _, mean in known],
         "trace": _trace(epochs),
         "measures": _measures(epochs),
     }
+
+
+# Nats of validation NLL, the mean over members, that the end of a training must lose or win to be told.
+OVER, UNDER, LAST_PART = 0.05, 0.02, 0.1
+
+
+def training_mark(curve: Sequence[float], *, stopped: bool, keeps: bool) -> str:
+    """Whether a training went on for too long or not long enough, by its validation NLL epoch by epoch.
+
+    Over-trained: it ends OVER above its best epoch, and does not go back to that. Under-trained: its last
+    tenth has won UNDER or more, and nothing has ended it before its time.
+
+    >>> training_mark([2.0, 1.0, 0.5, 0.9], stopped=False, keeps=False)
+    'over-trained'
+    >>> training_mark([2.0, 1.8, 1.6, 1.4, 1.2, 1.0, 0.8, 0.6, 0.4, 0.2], stopped=False, keeps=True)
+    'under-trained'
+    """
+    if len(curve) < 4:
+        return ""
+    part = max(1, round(LAST_PART * len(curve)))
+    best = min(curve)
+    if not keeps and sum(curve[-part:]) / part - best > OVER:
+        return "over-trained"
+    if not stopped and min(curve[:-part]) - best > UNDER:
+        return "under-trained"
+    return ""
 
 
 def _trace(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

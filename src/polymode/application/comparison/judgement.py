@@ -1,14 +1,18 @@
 """What there is to say about one posterior on one test set: scores, predictions, curves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polymode.data import Data, Split
-from polymode.judging.evaluation import Evaluation, arrays_of, evaluate_in_full
+from polymode.application.comparison.baselines import Fitted
+from polymode.data import Data, Split, arrays_of
+from polymode.errors import require
+from polymode.judging.evaluation import Evaluation, evaluate, evaluate_in_full, judged_outputs
 from polymode.judging.reference import Reference
+from polymode.likelihoods import Likelihood
 from polymode.metrics import cosine_similarity
 from polymode.metrics.calibration import BINS, Bins
 from polymode.metrics.diversity import off_diagonal_mean
@@ -19,15 +23,21 @@ from polymode.trees import Tree
 
 MATRIX_MEMBERS = 40  # members beyond these are not shown in a matrix of pairs
 PAIR_MEMBERS = 200  # members beyond these do not count in a mean over pairs
+VALIDATION = "validation_"  # how the names of scores on validation data begin
+LOG_PROB = "log_prob"  # log probabilities of the test targets, among the predictions
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """scores: numbers by name. curves: small lists for plots. predictions: tensors, a row a test point."""
+    """scores: numbers by name. curves: small lists for plots. predictions: tensors, a row a test point.
+
+    errors: standard errors of scores over the test points.
+    """
 
     scores: dict[str, float]
     curves: dict[str, Any]
     predictions: dict[str, Tensor]
+    errors: dict[str, float]
 
 
 def judge(
@@ -64,7 +74,20 @@ def judge(
         observe=opinions.observe,
         average=average,
     )
+    scale = split.preprocessing.target_scale
     scores = dict(evaluation.scores)
+    if split.validation is not None:
+        scores |= _validated(
+            evaluate(
+                posterior,
+                split.validation,
+                num_draws=count,
+                generator=draws(),
+                target_scale=scale,
+                average=average,
+            ),
+            posterior.network.likelihood,
+        )
     if "ood_entropy_auroc" in scores:
         scores["ood_auroc"] = scores["ood_entropy_auroc"]
     curves = evaluation.predictive.curves(
@@ -74,7 +97,49 @@ def judge(
     if "difference" in curves:
         curves["cosine"] = _cosine(posterior, count, draws())
         scores["disagreement"] = off_diagonal_mean(opinions.difference(PAIR_MEMBERS))
-    return Judgement(scores, curves, _predictions(evaluation, split.preprocessing.target_scale))
+    errors = evaluation.predictive.errors(evaluation.observations, target_scale=scale)
+    return Judgement(scores, curves, _predictions(evaluation, scale), errors)
+
+
+def judge_baseline(fitted: Fitted, split: Split, likelihood: Likelihood, *, bins: Bins = BINS) -> Judgement:
+    """Judge a baseline on the test data of a split, as a posterior of one member would be.
+
+    likelihood: what the targets mean; of numbers a baseline gives a Gaussian, on the same scale.
+    """
+    scale = split.preprocessing.target_scale
+    judged_as = likelihood.of_baseline
+    require(judged_as is not None, f"No baseline can be judged by the likelihood {likelihood.kind!r}.")
+    assert judged_as is not None
+
+    def judged(data: Data) -> Evaluation:
+        inputs, targets = arrays_of(data)
+        outputs = baseline_outputs(fitted, inputs.flatten(1), judged_as)
+        parts = [(slice(0, len(targets)), outputs[None], torch.ones(1))]
+        predictive, observations = judged_outputs(judged_as, parts, targets)
+        scores = predictive.scores(observations, target_scale=scale, bins=bins)
+        return Evaluation(scores, predictive, observations)
+
+    found = judged(split.test)
+    scores = dict(found.scores)
+    if split.validation is not None:
+        scores |= _validated(judged(split.validation).scores, likelihood)
+    curves = found.predictive.curves(found.observations, num_bins=bins.number)
+    observed = found.observations.observed
+    curves["nll_by_members"] = [-found.observations.log_prob[observed].double().mean().item()]
+    errors = found.predictive.errors(found.observations, target_scale=scale)
+    return Judgement(scores, curves, _predictions(found, scale), errors)
+
+
+def _validated(scores: Mapping[str, float], likelihood: Likelihood) -> dict[str, float]:
+    """The quality of validation data among the scores: what is chosen is chosen by it."""
+    return {f"{VALIDATION}{likelihood.quality}": scores[likelihood.quality]}
+
+
+def baseline_outputs(fitted: Fitted, inputs: Tensor, judged_as: Likelihood) -> Tensor:
+    """Outputs [N, ...] of a baseline, as ``judged_as`` reads them."""
+    if judged_as.reads == "labels":
+        return fitted.probabilities(inputs).log()
+    return judged_as.raw_outputs(*fitted.moments(inputs))
 
 
 class _Opinions:
@@ -134,7 +199,8 @@ def _cosine(posterior: Posterior, num_draws: int | None, generator: torch.Genera
 
 
 def _predictions(evaluation: Evaluation, target_scale: float) -> dict[str, Tensor]:
-    found = {"targets": evaluation.observations.targets} | evaluation.predictive.tensors(target_scale)
+    seen = evaluation.observations
+    found = {"targets": seen.targets, LOG_PROB: seen.log_prob} | evaluation.predictive.tensors(target_scale)
     if evaluation.foreign is not None:
         found |= {f"ood_{name}": tensor for name, tensor in evaluation.foreign.tensors(target_scale).items()}
     return found

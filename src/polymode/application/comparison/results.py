@@ -17,16 +17,30 @@ from polymode.metrics.columns import Column
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean over replicates, with its standard error where there are two or more."""
+    """Mean over replicates, with its standard error where it can be told."""
 
     mean: float
     standard_error: float | None
     count: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Summary":
+    def of(
+        cls, values: Sequence[float], row_errors: Sequence[float] | None = None, *, same_rows: bool = False
+    ) -> "Summary":
+        """The mean of some replicates.
+
+        row_errors: the standard error of each over its test rows. same_rows: whether all have the same test
+        rows (seeds of one split), so that their mean is no better known than one of them; those of other rows
+        (splits) spread by it already, and it bounds from below what a few of them show.
+        """
         with np.errstate(invalid="ignore"):  # an infinite score has no finite spread
             error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
+        if row_errors is not None:
+            square = float(np.mean(np.square(row_errors)))
+            if same_rows:
+                error = math.sqrt(square + (error or 0.0) ** 2)
+            else:
+                error = max(error or 0.0, math.sqrt(square / len(values)))
         return cls(float(np.mean(values)), error, len(values))
 
     @property
@@ -65,10 +79,13 @@ def stated(label: str, method: Mapping[str, Any]) -> str:
 class Result:
     """One method in a comparison.
 
-    replicates: a dictionary for every split and seed, with "split", "seed", "scores" and "curves".
+    replicates: a dictionary for every split and seed, with "split", "seed", "scores", "errors" (of the scores
+    over test rows), "curves" and "log_prob" (of every test row).
     price: member_epochs, seconds (of training one replicate), parameters, passes (to predict one point).
     num_members: None where any number can be drawn. learning: validation NLL, training losses ("trace") and
-    what the method measures of its members ("measures"), against member-epochs.
+    what the method measures of its members ("measures"), against member-epochs. is_baseline: whether it is
+    one of scikit-learn's. mark: "over-trained" or "under-trained", where its validation says so. calibrated:
+    scores after calibration, of every split and seed.
     """
 
     label: str
@@ -79,6 +96,9 @@ class Result:
     num_members: int | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     learning: Mapping[str, Any] = field(default_factory=dict)
+    is_baseline: bool = False
+    mark: str = ""
+    calibrated: Sequence[Mapping[str, float]] = ()
 
     @property
     def stated(self) -> str:
@@ -86,26 +106,35 @@ class Result:
         return stated(self.label, self.method)
 
     @property
+    def num_splits(self) -> int:
+        return len({replicate["split"] for replicate in self.replicates})
+
+    @property
     def unit(self) -> str:
         """What standard errors are over: splits where there are several, else seeds."""
-        return "split" if len({replicate["split"] for replicate in self.replicates}) > 1 else "seed"
+        return "split" if self.num_splits > 1 else "seed"
 
-    def values(self, key: str) -> list[float] | None:
-        """A score of every unit, or None where the method has no such score.
+    def values(self, key: str, kind: str = "scores") -> list[float] | None:
+        """A score of every unit, or None where the method has no such score; kind: or "errors" over rows.
 
         Seeds of one split share its data, so they are no independent repetitions: their mean is one value.
         """
-        by_unit: dict[int, list[float]] = {}
-        for replicate in self.replicates:
-            value = replicate["scores"].get(key)
+        return self.by_unit([replicate.get(kind, {}).get(key) for replicate in self.replicates])
+
+    def by_unit(self, values: Sequence[float | None]) -> list[float] | None:
+        """Means over the replicates of every unit of a value that each has; None where one lacks it."""
+        found: dict[int, list[float]] = {}
+        for replicate, value in zip(self.replicates, values, strict=True):
             if value is None:
                 return None
-            by_unit.setdefault(replicate[self.unit], []).append(value)
-        return [float(np.mean(values)) for values in by_unit.values()]
+            found.setdefault(replicate[self.unit], []).append(value)
+        return [float(np.mean(values)) for values in found.values()]
 
     def summary(self, key: str) -> Summary | None:
         values = self.values(key)
-        return None if values is None else Summary.of(values)
+        if values is None:
+            return None
+        return Summary.of(values, self.values(key, "errors"), same_rows=self.unit == "seed")
 
 
 @dataclass(frozen=True)
@@ -144,17 +173,40 @@ class Comparison:
 
     def gain(self, result: Result) -> Summary | None:
         """How much better than the first result, paired over splits (or seeds); positive is better."""
-        ours, theirs = result.values(self.quality.key), self.results[0].values(self.quality.key)
-        if ours is None or theirs is None or result is self.results[0]:
+        return None if result is self.results[0] else self.difference(result, self.results[0])
+
+    def difference(self, result: Result, other: Result, prefix: str = "") -> Summary | None:
+        """How much better one result is than another, paired over splits (or seeds) and over test rows.
+
+        prefix: of the names of other scores, such as those on validation data, whose rows are not known.
+        """
+        key = f"{prefix}{self.quality.key}"
+        ours, theirs = result.values(key), other.values(key)
+        if ours is None or theirs is None:
             return None
         rank = self.quality.rank
-        return Summary.of([rank(b) - rank(a) for a, b in zip(ours, theirs, strict=True)])
+        gains = [rank(b) - rank(a) for a, b in zip(ours, theirs, strict=True)]
+        errors = None if prefix else _paired_errors(result, other)
+        return Summary.of(gains, errors, same_rows=result.unit == "seed")
+
+    @property
+    def methods(self) -> list[Result]:
+        """The results of networks."""
+        return [result for result in self.results if not result.is_baseline]
+
+    @property
+    def baselines(self) -> list[Result]:
+        """The results of scikit-learn's models."""
+        return [result for result in self.results if result.is_baseline]
 
     @property
     def repetitions(self) -> str:
         """What standard errors are over, in words; empty where there are none."""
-        count = len(self.results[0].values(self.quality.key) or [])
-        return f"{count} {self.results[0].unit}s" if count > 1 else ""
+        first = self.results[0]
+        count = len(first.values(self.quality.key) or [])
+        rows = "the test rows" if first.values(self.quality.key, "errors") is not None else ""
+        units = f"{count} {first.unit}s" if count > 1 else ""
+        return " and ".join(part for part in (units, rows) if part)
 
     def shown_columns(self) -> list[Column]:
         """Columns for which at least one method has a score."""
@@ -168,7 +220,7 @@ class Comparison:
         rows = []
         for result in self.results:
             row: dict[str, Any] = {"method": result.label, "epochs": result.epochs}
-            row |= {"replicates": len(result.replicates)}
+            row |= {"replicates": len(result.replicates), "baseline": result.is_baseline, "mark": result.mark}
             if (temperature := temperature_of(result.method)) is not None:
                 row["temperature"] = temperature
             for column in self.shown_columns():
@@ -206,6 +258,18 @@ class Comparison:
             "hardware": dict(self.hardware),
             "noise_floor": None if self.reference is None else self.reference.noise_floor,
         }
+
+
+def _paired_errors(result: Result, other: Result) -> list[float] | None:
+    """Standard errors over test rows of the differences of log probabilities, for every unit."""
+    errors: list[float | None] = []
+    for ours, theirs in zip(result.replicates, other.replicates, strict=True):
+        first, second = ours.get("log_prob"), theirs.get("log_prob")
+        if first is None or second is None or first.shape != second.shape or first.numel() < 2:
+            return None
+        each = (first - second).double().flatten()
+        errors.append((each.std() / each.numel() ** 0.5).item())
+    return result.by_unit(errors)
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

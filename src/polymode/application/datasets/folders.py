@@ -144,7 +144,7 @@ def _folder_task(
     )
     return Task(
         path.name,
-        [Split(**data, preprocessing=preprocessing)],
+        [Split(data["train"], data["test"], data.get("validation"), preprocessing)],
         "categorical",
         num_outputs=len(classes),
         model="smallcnn",

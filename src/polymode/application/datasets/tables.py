@@ -1,10 +1,13 @@
-"""Tables of numbers: .csv, .tsv and .parquet files with named columns, and .npz files of arrays.
+"""Tables: files and frames with named columns, and .npz files of arrays.
 
 A text file has a header row of column names. An .npz file holds ``x`` and ``y`` (or ``inputs`` and
 ``targets``), and may hold test data of its own as ``x_test`` and ``y_test`` (``inputs_test``, ...).
 """
 
+import math
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,64 +15,377 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.application.datasets import frames
 from polymode.application.datasets.arrays import array_names, npz_arrays, npz_inputs, npz_parts, npz_targets
-from polymode.application.datasets.columns import (
-    SEPARATORS,
-    check_no_gaps,
-    columns_to_read,
-    features,
-    frame_parts,
-    is_number,
-    kept_columns,
-    plain_column,
-    read_frame,
+from polymode.application.datasets.frames import as_frame, is_frame, kept_columns, read_frame
+from polymode.data.division import divided, group_numbers
+from polymode.data.encoding import (
+    Column,
+    LeftOut,
+    as_dates,
+    as_numbers,
+    as_texts,
+    encoded,
+    laid_out,
+    number_of,
+    pandas,
 )
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, mean_and_scale, num_outputs_for, standardised
-from polymode.errors import InputError, require, require_whole, unknown_name
-from polymode.likelihoods import Likelihood, make_likelihood
+from polymode.errors import InputError, require, require_whole, shortened, unknown_name
+from polymode.likelihoods import (
+    HeteroscedasticGaussian,
+    LearnedGaussian,
+    Likelihood,
+    StudentT,
+    make_likelihood,
+)
 
-SUFFIXES = (*SEPARATORS, ".parquet", ".npz")
+SUFFIXES = (*frames.SUFFIXES, ".npz")
 TASK_KINDS = ("classification", "regression")
+SCALES = ("auto", "linear", "log")
 ROW = "row"  # what the numbers of rows are called
 # Integers with more values than this are quantities, not labels, unless the user says otherwise.
 MOST_INTEGER_CLASSES = 20
+# Tables with fewer rows are divided several times: the test rows of one division say too little.
+SMALL_TABLE, SMALL_SPLITS = 2000, 3
+# Nats a row by which a logarithmic scale must describe the targets better to be taken.
+LOG_GAIN = 0.1
+# Inputs beyond so many robust deviations are pressed together.
+BOUND = 3.0
 
 Rows = tuple[Tensor, Tensor]
 
 
 def table(
-    path: Path | str,
+    source: Any,
     target: str | None = None,
     task: str | None = None,
     test_share: float = 0.2,
     num_validation: int = 0,
-    splits: int = 1,
-    batch_size: int = 50,
+    splits: int | None = None,
+    batch_size: int | None = None,
     separator: str | None = None,
+    decimal: str | None = None,
+    encoding: str | None = None,
+    sheet: str | int = 0,
     drop: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    group: str | None = None,
+    order: str | None = None,
+    scale: str = "auto",
     likelihood: str | Likelihood | None = None,
 ) -> Task:
-    """A task from a table; features, and the target of a regression, are standardised on training rows.
+    """A task from a table: a path, or a data frame of pandas or polars.
 
     target: the column to predict, the last one where not given. task: "classification" or "regression"; where
     not given, the likelihood says it, and without one text, truth values and integers of at most 20 values
-    are classes, other numbers are regressed. likelihood: what the target means (default: "categorical" or
-    "gaussian"); targets are standardised as far as it allows, counts are not. splits: so many random splits,
-    each with ``test_share`` of the rows as test data. drop: columns to leave out. Rows that are wholly empty
-    are skipped.
+    are classes, other numbers are regressed. likelihood: what the target means (default: "categorical", or
+    what suits the numbers). splits: so many random splits, each with ``test_share`` of the rows as test data
+    (default: 3 for tables of fewer than 2,000 rows, else 1). num_validation: rows held out of the training
+    rows. drop: columns to leave out. categories: columns of numbers that are names, such as postal codes.
+    group: a column whose rows stay together. order: a column by which rows are put in order, of which the
+    last are tested on. scale: of the target, "linear", "log" or "auto". separator, decimal, encoding, sheet:
+    of a file, seen in it unless given. Rows that are wholly empty, or without a target, are skipped.
     """
-    path = _existing(path)
     require(
         task is None or task in TASK_KINDS, f"task={task!r}: allowed are {', '.join(map(repr, TASK_KINDS))}."
     )
+    require(scale in SCALES, f"scale={scale!r}: allowed are {', '.join(map(repr, SCALES))}.")
     task = _kind_of_task(task, likelihood)
-    require_whole("splits", splits)
-    if path.suffix.lower() == ".npz":
-        inputs, raw, columns, name, own_test = npz_parts(path, target, drop)
+    if splits is not None:
+        require_whole("splits", splits)
+    if not is_frame(source) and _existing(source).suffix.lower() == ".npz":
+        return _from_arrays(
+            Path(source), target, task, test_share, num_validation, splits, batch_size, drop, likelihood
+        )
+    if is_frame(source):
+        frame, name, what = as_frame(source), "table", "The table"
     else:
-        inputs, raw, columns, name = frame_parts(path, target, separator, drop)
-        own_test = None
+        frame = read_frame(_existing(source), separator, decimal, encoding, sheet)
+        name, what = Path(source).stem, str(source)
+    plan = _planned(frame, what, target, drop, categories, group, order)
+    remarks = list(plan.remarks)
+    about_target = f"The target {plan.target!r} of {what}"
+    raw = _plain(plan.frame[plan.target], task)
+    classes = _classes_of(raw, about_target) if _is_classification(raw, task, about_target) else ()
+    targets = _targets(raw, classes, about_target)
+    count = len(targets)
+    number = splits or (SMALL_SPLITS if count < SMALL_TABLE and order is None else 1)
+    require(
+        order is None or number == 1,
+        f"order={order!r} has one split, the last rows: leave splits={splits} out.",
+    )
+    num_test = share_of(count, test_share, what)
+    divisions = []
+    for seed in range(number):
+        generator = torch.Generator().manual_seed(seed)
+        train, test = divided(
+            count,
+            num_test,
+            generator,
+            labels=targets if classes else None,
+            groups=plan.groups,
+            ordered=order is not None,
+        )
+        divisions.append((train, test))
+    made, others = _meaning(likelihood, classes, targets, targets[divisions[0][0]], scale)
+    if made.reads == "numbers":
+        _check_numbers(targets, made, about_target)
+    found = []
+    for train, test in divisions:
+        columns = tuple(column.fitted(plan.frame[column.name].iloc[train.numpy()]) for column in plan.columns)
+        split = _encoded_split(plan, columns, targets, classes, train, test, made, batch_size)
+        found.append(_with_own_validation(split, num_validation, bool(classes), len(found)))
+    return Task(
+        name,
+        found,
+        likelihood=likelihood or made,
+        num_outputs=len(made.class_names(len(classes))) or num_outputs_for(made, found[0].train),
+        likelihoods=others,
+        remarks=remarks,
+        **_recipe(found[0].train.num_examples),
+    )
+
+
+def _recipe(num_rows: int) -> dict[str, Any]:
+    """The network, the training and the budget that suit a table, found as docs/results.md says."""
+    return {"model": "mlp"}
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A table read: its rows with a target, in their order, and what every other column becomes."""
+
+    frame: Any
+    target: str
+    columns: tuple[Column, ...]
+    groups: Tensor | None
+    ordered: bool
+    remarks: tuple[str, ...]
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The columns that become inputs."""
+        return tuple(column.name for column in self.columns if column.features)
+
+
+def _planned(
+    frame: Any,
+    what: str,
+    target: str | None,
+    drop: Sequence[str],
+    categories: Sequence[str],
+    group: str | None,
+    order: str | None,
+) -> _Plan:
+    names = [str(name) for name in frame.columns]
+    drop, categories = ([each] if isinstance(each, str) else list(each) for each in (drop, categories))
+    for kind, some in (
+        ("column to drop", drop),
+        ("category", categories),
+        ("group", [group]),
+        ("order", [order]),
+    ):
+        for name in some:
+            if name is not None and name not in names:
+                raise unknown_name(f"{kind} of {what}", str(name), names)
+    kept = [name for name in names if name not in drop]
+    target = kept[-1] if target is None and kept else target
+    if target not in kept:
+        raise unknown_name(f"target column of {what}", str(target), kept)
+    remarks = []
+    gaps = frame[target].isna().to_numpy()
+    if frame[target].dtype == object or pandas().api.types.is_string_dtype(frame[target].dtype):
+        gaps = as_texts(frame[target])[1]
+    if gaps.any():
+        remarks.append(f"{int(gaps.sum())} rows have no {target!r} and are left out")
+        frame = frame[~gaps]
+    require(len(frame) > 0, f"No row of {what} has a {target!r}.")
+    if order is not None:
+        frame = _in_order(frame, order, what)
+    groups = None
+    if group is not None:
+        require(group != target, f"group={group!r} is the target.")
+        groups = group_numbers(as_texts(frame[group])[0].tolist())
+    others = [name for name in kept if name not in (target, group)]
+    columns = tuple(laid_out(frame[name], name, as_category=name in categories) for name in others)
+    if group is not None:
+        columns = (*columns, LeftOut(group, "groups the rows"))
+    for column in columns:
+        if isinstance(column, LeftOut) and column.why.startswith("identifier") and column.name in categories:
+            remarks.append(f"{column.name!r} is {column.why}")
+    require(
+        any(column.features for column in columns),
+        f"{what} has no column to predict {target!r} from: "
+        + (
+            ", ".join(f"{c.name!r} is left out ({c.why})" for c in columns if isinstance(c, LeftOut))
+            or "no other"
+        )
+        + ".",
+    )
+    return _Plan(frame, target, columns, groups, order is not None, tuple(remarks))
+
+
+def _in_order(frame: Any, order: str, what: str) -> Any:
+    """The rows by a column of numbers or dates, those without one left out."""
+    column = laid_out(frame[order], order)
+    if column.kind == "date":
+        keys = as_dates(frame[order], getattr(column, "day_first", False))
+    else:
+        keys = pandas().Series(as_numbers(frame[order], order), index=frame.index)
+    keys = keys.dropna().sort_values(kind="stable")
+    require(
+        len(keys) > 0 and column.kind in ("date", "number", "left out"),
+        f"order={order!r} of {what} must be a column of dates or numbers, it is of kind {column.kind!r}.",
+    )
+    return frame.loc[keys.index]
+
+
+def _encoded_split(
+    plan: _Plan,
+    columns: tuple[Column, ...],
+    targets: Tensor,
+    classes: Sequence[str],
+    train: Tensor,
+    test: Tensor,
+    likelihood: Likelihood,
+    batch_size: int | None,
+) -> Split:
+    raw = torch.from_numpy(encoded(columns, plan.frame))
+    is_scaled = torch.tensor([each for column in columns for each in column.is_scaled])
+    shift, spread = _robust(raw[train], is_scaled)
+    ready = Preprocessing(
+        source="table",
+        input_shift=tuple(shift.tolist()),
+        input_scale=tuple(spread.tolist()),
+        columns=plan.used,
+        target=plan.target,
+        classes=tuple(classes),
+        encoding=columns,
+        bound=BOUND,
+    )
+    if not classes:
+        ready = _with_target_scale(ready, targets[train], likelihood)
+    size = batch_size or batch_size_for(len(train))
+
+    def data(rows: Tensor) -> ArrayData:
+        some = targets[rows] if classes else ready.targets(targets[rows]).float()
+        return ArrayData(ready.inputs(raw[rows]), some, batch_size=size)
+
+    groups = None if plan.groups is None else plan.groups[train]
+    return Split(data(train), data(test), None, ready, groups, plan.ordered)
+
+
+def batch_size_for(num_rows: int) -> int:
+    """Rows of a minibatch: about sixteen steps an epoch, of 16 to 256 rows."""
+    return int(min(256, max(16, 2 ** round(math.log2(max(1, num_rows / 16))))))
+
+
+def _robust(raw: Tensor, is_scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """Median and robust deviation of numbers, 0 and 1 of what is a mark already; a constant has scale 0."""
+    mean, std = mean_and_scale(raw, [0])
+    low, middle, high = (
+        (raw.quantile(level, 0) for level in (0.25, 0.5, 0.75))
+        if len(raw) < 2**20
+        else (torch.from_numpy(np.quantile(raw.numpy(), level, 0)) for level in (0.25, 0.5, 0.75))
+    )
+    # 1.349 is the distance of a Gaussian's quartiles. Where half of the rows have one value, it is 0.
+    robust = (high - low) / 1.349
+    spread = torch.where(robust > 0.01 * std, robust, std)
+    shift = torch.where(robust > 0.01 * std, middle, mean)
+    one = torch.ones_like(std)
+    return torch.where(is_scaled, shift, 0.0), torch.where(is_scaled, spread, torch.where(std > 0, one, 0.0))
+
+
+def _with_own_validation(split: Split, num_validation: int, is_labels: bool, number: int) -> Split:
+    if not require_whole("num_validation", num_validation, 0):
+        return split
+    train = split.train
+    assert isinstance(train, ArrayData)
+    require(
+        num_validation < train.num_examples,
+        f"num_validation={num_validation} leaves nothing of {train.num_examples} rows to train on.",
+    )
+    first, last = divided(
+        train.num_examples,
+        num_validation,
+        torch.Generator().manual_seed(number),
+        labels=train.targets if is_labels else None,
+        groups=split.groups,
+        ordered=split.ordered,
+    )
+    groups = None if split.groups is None else split.groups[first]
+    return replace(split, train=train.taken(first), validation=train.taken(last), groups=groups)
+
+
+def _meaning(
+    likelihood: str | Likelihood | None, classes: Sequence[str], targets: Tensor, train: Tensor, scale: str
+) -> tuple[Likelihood, tuple[Likelihood, ...]]:
+    """What the targets mean, and what else they might: noise of one level, of the input, with heavy tails."""
+    if likelihood is not None or classes:
+        made = make_likelihood(likelihood or "categorical")
+        if scale == "log":
+            made = made.on_log_scale(_log_scale(targets, train))
+        return made, ()
+    log_scale = None
+    if scale == "log" or (scale == "auto" and is_better_on_log_scale(targets, train)):
+        log_scale = _log_scale(targets, train)
+    steady = LearnedGaussian(log_scale=log_scale, noise_rate=NOISE_RATE)
+    varying = HeteroscedasticGaussian(log_scale=log_scale, min_std=1e-3)
+    heavy = () if log_scale is not None else (StudentT(noise_rate=NOISE_RATE),)
+    return steady, (steady, varying, *heavy)
+
+
+NOISE_RATE = 3.0
+
+
+def is_better_on_log_scale(targets: Tensor, train: Tensor) -> bool:
+    """Whether a Gaussian of the logarithms describes positive targets better than one of the numbers.
+
+    The gain a row is log sd(y) − log sd(log y) − mean log y, the ratio of their highest likelihoods.
+    """
+    if not bool((targets > 0).all()) or len(train) < 3:
+        return False
+    logs = train.log()
+    gain = train.std(correction=0).log() - logs.std(correction=0).log() - logs.mean()
+    return bool(gain > LOG_GAIN)
+
+
+def _log_scale(targets: Tensor, train: Tensor) -> float:
+    require(bool((targets > 0).all()), "scale='log' needs positive targets: use scale='linear'.")
+    spread = float(train.log().std(correction=0))
+    return float(f"{spread:.3g}") if spread > 0 else 1.0
+
+
+def _with_target_scale(
+    ready: Preprocessing, train: Tensor, likelihood: Likelihood, added: float = 0.0
+) -> Preprocessing:
+    """The preparation with the scale of a regression's targets, from its training rows."""
+    mean, std = (value.item() for value in mean_and_scale(train, [0], added))
+    require(
+        std > 0,
+        f"The target{f' {ready.target!r}' if ready.target else ''} is constant ({mean:.6g}) in the "
+        f"{len(train)} training rows; there is nothing to learn. Give more rows, or other splits.",
+    )
+    positive = bool((train > 0).all())
+    geometric = math.exp(train.double().log().mean().item()) if positive else math.nan
+    shift, scale = likelihood.target_scaling(mean, std, geometric)
+    return replace(ready, target_shift=shift, target_scale=scale)
+
+
+def _from_arrays(
+    path: Path,
+    target: str | None,
+    task: str | None,
+    test_share: float,
+    num_validation: int,
+    splits: int | None,
+    batch_size: int | None,
+    drop: Sequence[str],
+    likelihood: str | Likelihood | None,
+) -> Task:
+    inputs, raw, columns, name, own_test = npz_parts(path, target, drop)
     what = f"The target {name!r} of {path}"
     labels = raw if own_test is None else np.concatenate([raw, own_test[1]])
     classes = _classes_of(labels, what) if _is_classification(labels, task, what) else ()
@@ -77,21 +393,25 @@ def table(
     made = make_likelihood(likelihood or ("categorical" if classes else "gaussian"))
     if made.reads == "numbers":
         _check_numbers(everything[1], made, what)
-    options = {
-        "batch_size": batch_size,
+    options: dict[str, Any] = {
+        "batch_size": batch_size or 50,
         "columns": columns,
         "target": name,
         "classes": classes,
         "likelihood": made,
     }
     if own_test is not None:
-        require(splits == 1, f"{path} has test data of its own, so that splits={splits} is not possible.")
+        require(
+            splits in (None, 1), f"{path} has test data of its own, so that splits={splits} is not possible."
+        )
         test = (own_test[0], _targets(own_test[1], classes, what))
         rows, validation, _ = shuffled_parts(len(inputs), 0, num_validation, seed=0)
         found = [table_split(_take(everything, rows), test, _maybe(everything, validation), **options)]
     else:
         num_test = share_of(len(inputs), test_share, str(path))
-        found = [_random_split(everything, num_test, num_validation, seed, options) for seed in range(splits)]
+        found = [
+            _random_split(everything, num_test, num_validation, seed, options) for seed in range(splits or 1)
+        ]
     return Task(
         path.stem,
         found,
@@ -102,7 +422,7 @@ def table(
 
 
 def read_table(
-    path: Path | str,
+    source: Any,
     preprocessing: Preprocessing,
     need_target: bool = False,
     separator: str | None = None,
@@ -111,7 +431,7 @@ def read_table(
 
     Columns are found by their names, in any order; others are ignored.
     """
-    return _read(path, preprocessing, need_target, separator)[:2]
+    return _read(source, preprocessing, need_target, separator)[:2]
 
 
 def read_rows(
@@ -125,38 +445,106 @@ def read_rows(
     return inputs, about
 
 
+UNLIKE = "unlike"  # the columns of a row whose values no training row has
+
+
 def _read(
-    path: Path | str,
+    source: Any,
     preprocessing: Preprocessing,
     need_target: bool,
     separator: str | None,
     keep: Sequence[str] = (),
 ) -> tuple[Tensor, Tensor | None, dict[str, np.ndarray]]:
-    path = _existing(path)
-    if path.suffix.lower() == ".npz":
-        arrays = npz_arrays(path)
-        first, second = array_names(arrays, path, need_target)
-        inputs = npz_inputs(arrays[first], first, path)
-        raw = npz_targets(arrays[second], second, path) if need_target else None
-        name = second
-        require(not keep, f"The arrays of {path} have no columns to keep ({', '.join(keep)}).")
-        about = {ROW: np.arange(1, len(inputs) + 1)}
+    if is_frame(source):
+        frame, path = as_frame(source), Path("the table")
     else:
+        path = _existing(source)
+        if path.suffix.lower() == ".npz":
+            return _read_arrays(path, preprocessing, need_target, keep)
         frame = read_frame(path, separator)
-        # A run that knows no names has its target in the last column, as a table has that is trained on.
-        name = preprocessing.target or (str(frame.columns[-1]) if need_target else "")
-        columns = columns_to_read(frame, preprocessing, path, {name, *keep})
-        wanted = [*columns, name] if need_target else columns
-        if need_target and name not in frame.columns:
-            raise unknown_name(f"target column of {path}", name, map(str, frame.columns))
-        check_no_gaps(frame[wanted], path)
-        inputs = features(frame, columns, path)
-        raw = plain_column(frame[name]) if need_target else None
-        about = {ROW: frame.index.to_numpy() + 1} | kept_columns(frame, keep, path, separator)
-    inputs = preprocessing.inputs(inputs).float()
-    if raw is None:
+    # A run that knows no names has its target in the last column, as a table has that is trained on.
+    name = preprocessing.target or (str(frame.columns[-1]) if need_target else "")
+    if need_target and name not in frame.columns:
+        raise unknown_name(f"target column of {path}", name, map(str, frame.columns))
+    if need_target:
+        gaps = as_texts(frame[name])[1]
+        require(not gaps.all(), f"No row of {path} has a {name!r}.")
+        frame = frame[~gaps]
+    raw_inputs = torch.from_numpy(_encode(frame, preprocessing, path, {name, *keep}))
+    about: dict[str, np.ndarray] = {ROW: frame.index.to_numpy() + 1}
+    if keep:
+        about |= kept_columns(frame, keep, path, separator)
+    if preprocessing.encoding:
+        about |= {UNLIKE: _strange_columns(frame, preprocessing.encoding)}
+    inputs = preprocessing.inputs(raw_inputs).float()
+    if not need_target:
         return inputs, None, about
+    raw = _plain(frame[name], "classification" if preprocessing.classes else "regression")
     targets = _targets(raw, preprocessing.classes, f"The target {name!r} of {path}")
+    return inputs, targets if preprocessing.classes else preprocessing.targets(targets).float(), about
+
+
+def _encode(frame: Any, preprocessing: Preprocessing, path: Path, others: set[str]) -> np.ndarray:
+    """The raw inputs of a frame; others: columns that are none, where a network knows no names."""
+    names = [str(name) for name in frame.columns]
+    if not preprocessing.columns:
+        found = [name for name in names if name not in others]
+        warnings.warn(
+            f"The network was trained on data without names of columns: those of {path} are taken in their "
+            f"order ({shortened(', '.join(found))}).",
+            stacklevel=5,
+        )
+    else:
+        found = list(preprocessing.columns)
+        missing = [name for name in found if name not in names]
+        require(
+            not missing,
+            f"{path} lacks {len(missing)} of the columns that the network was trained on: "
+            f"{', '.join(missing)}. It has {', '.join(names)}.",
+        )
+    if preprocessing.encoding:
+        return encoded([column for column in preprocessing.encoding if column.features], frame)
+    return np.stack([_numbers_without_gaps(frame[name], name, path) for name in found], 1)
+
+
+def _numbers_without_gaps(values: Any, name: str, path: Path) -> np.ndarray:
+    """A column for a network that was trained on plain numbers and knows no gaps."""
+    numbers = as_numbers(values, name)
+    gaps = np.isnan(numbers)
+    if gaps.any():
+        place = int(gaps.argmax())
+        raise InputError(
+            f"The column {name!r} of {path} has {int(gaps.sum())} values that are missing or no numbers, the "
+            f"first in row {int(values.index[place]) + 1} ({str(values.iloc[place])!r}). Fill them in, or "
+            "remove those rows."
+        )
+    return numbers
+
+
+def _strange_columns(frame: Any, columns: Sequence[Column]) -> np.ndarray:
+    """For every row the columns whose values are unlike those of training rows, with commas."""
+    found = [""] * len(frame)
+    for column in columns:
+        if column.features:
+            for row in np.flatnonzero(column.strange(frame[column.name])).tolist():
+                found[row] += f"; {column.name}" if found[row] else column.name
+    return np.array(found, dtype=str)
+
+
+def _read_arrays(
+    path: Path, preprocessing: Preprocessing, need_target: bool, keep: Sequence[str]
+) -> tuple[Tensor, Tensor | None, dict[str, np.ndarray]]:
+    arrays = npz_arrays(path)
+    first, second = array_names(arrays, path, need_target)
+    require(not preprocessing.encoding, f"The network was trained on a table with names; {path} has arrays.")
+    inputs = preprocessing.inputs(npz_inputs(arrays[first], first, path)).float()
+    require(not keep, f"The arrays of {path} have no columns to keep ({', '.join(keep)}).")
+    about = {ROW: np.arange(1, len(inputs) + 1)}
+    if not need_target:
+        return inputs, None, about
+    targets = _targets(
+        npz_targets(arrays[second], second, path), preprocessing.classes, f"The target {second!r} of {path}"
+    )
     return inputs, targets if preprocessing.classes else preprocessing.targets(targets).float(), about
 
 
@@ -179,25 +567,16 @@ def table_split(
     """
     others = [test[0]] if validation is None else [test[0], validation[0]]
     inputs, shift, scale = standardised(train[0], *others, per_channel=train[0].ndim > 2, added=added)
-    target_shift, target_scale = 0.0, 1.0
-    if not classes:
-        mean, std = (value.item() for value in mean_and_scale(train[1], [0], added))
-        require(
-            std > 0,
-            f"The target{f' {target!r}' if target else ''} is constant ({mean:.6g}) in the "
-            f"{len(train[1])} training rows; there is nothing to learn. Give more rows, or other splits.",
-        )
-        target_shift, target_scale = make_likelihood(likelihood).target_scaling(mean, std)
     ready = Preprocessing(
         source="table",
         input_shift=shift,
         input_scale=scale,
-        target_shift=target_shift,
-        target_scale=target_scale,
         columns=tuple(columns),
         target=target,
         classes=tuple(classes),
     )
+    if not classes:
+        ready = _with_target_scale(ready, train[1], make_likelihood(likelihood), added)
 
     def data(part: Tensor, targets: Tensor) -> ArrayData:
         targets = targets if classes else ready.targets(targets).float()
@@ -282,6 +661,28 @@ def _kind_of_task(task: str | None, likelihood: str | Likelihood | None) -> str 
     return meant
 
 
+def _plain(column: Any, task: str | None) -> np.ndarray:
+    """Values of a target column without gaps; numbers written as text are numbers."""
+    types = pandas().api.types
+    if types.is_bool_dtype(column.dtype):
+        return column.to_numpy(dtype=np.bool_)
+    if types.is_integer_dtype(column.dtype):
+        return column.to_numpy(dtype=np.int64)
+    if types.is_float_dtype(column.dtype):
+        values = column.to_numpy(dtype=np.float64)
+        # Whole numbers beside gaps are read as floating point.
+        whole = (
+            np.isfinite(values).all() and (values == np.round(values)).all() and np.abs(values).max() < 2**53
+        )
+        return values.astype(np.int64) if whole else values
+    texts, _ = as_texts(column)
+    if task != "classification":
+        numbers = [number_of(text) for text in dict.fromkeys(texts.tolist())]
+        if all(number is not None for number in numbers):
+            return _plain(pandas().Series(as_numbers(column, str(column.name))), task)
+    return texts.astype(str)
+
+
 def _is_classification(raw: np.ndarray, task: str | None, what: str) -> bool:
     require(
         raw.dtype.kind in "biufUO",
@@ -323,7 +724,7 @@ def _check_numbers(targets: Tensor, likelihood: Likelihood, what: str) -> None:
 def _targets(raw: np.ndarray, classes: Sequence[str], what: str) -> Tensor:
     if not classes:
         if raw.dtype.kind not in "biuf":
-            row = next((i for i, value in enumerate(raw) if not is_number(str(value))), 0)
+            row = next((i for i, value in enumerate(raw) if number_of(str(value)) is None), 0)
             raise InputError(
                 f"{what} is not numeric ({str(raw[row])!r} in row {row + 1}); a regression needs numbers. "
                 "Set task='classification', or choose another target."

@@ -20,6 +20,7 @@ from polymode.training.contract.phase import (
     descend_together,
     epochs_before,
     keep_rule,
+    keep_throughout,
     nothing,
 )
 from polymode.training.contract.problem import Problem
@@ -107,6 +108,7 @@ __all__ = [
     "equal_parts",
     "estimated_statistics",
     "keep_rule",
+    "keep_throughout",
     "next_noise",
     "nothing",
     "perturbed",

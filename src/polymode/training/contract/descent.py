@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import nn
@@ -49,6 +49,8 @@ class MembersInTurn(Method):
 @dataclass(frozen=True)
 class Descent(Method):
     """Minimise −Σ_n log p(y_n | x_n, θ) + Σ_j θ_j²/(2 s²) over the weights of one network."""
+
+    best_epoch: ClassVar[str] = "of every network its own, by its validation NLL"
 
     prior_std: PriorStd | None = option(None, PRIOR_STD_OR_FLAT)
     optimizer: Optimizer = option(Optimizer("Adam", lr=1e-3), OPTIMIZER)

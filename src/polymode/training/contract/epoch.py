@@ -12,7 +12,8 @@ class Epoch:
     measures: what the method shows of its members, such as their sparsity. labels: [M, 3], data set, chain
     and member. rate: the schedule's factor at the last step. learning_rates: of each optimiser, with that
     factor. epochs_done: in all phases. member_epochs: gradient passes over a data set so far, the mean over
-    data sets.
+    data sets. keeps_best: whether the phase ends with the best epoch of each member. stopped: whether it ends
+    now, before its last epoch, as no member has improved for long.
     """
 
     phase: str
@@ -26,3 +27,5 @@ class Epoch:
     epochs_done: int
     member_epochs: float
     restart: bool  # whether it is the first of another training
+    keeps_best: bool = False
+    stopped: bool = False

@@ -29,6 +29,7 @@ class Method(ABC):
     summary: ClassVar[str]
     cost: ClassVar[str]  # in words, for whoever chooses a method
     kept: ClassVar[str] = ""  # what ``num_parameters`` counts, where it is not everything
+    best_epoch: ClassVar[str] = ""  # what ``keep="best"`` keeps, or why there is no such thing
     tempered: ClassVar[bool] = False  # ``temperature`` is that of the posterior: results are stated with it
     reference: ClassVar[bool] = False  # a sampler to judge others by: compared only when it is named
 
@@ -66,6 +67,11 @@ class Method(ABC):
         Where it is, their average over epochs can take their place.
         """
         return False
+
+    @property
+    def can_keep_best(self) -> bool:
+        """Whether a best epoch can be chosen by validation: it, or what it is made of, has such an option."""
+        return "keep" in (each.name for each in fields(self))
 
     def adaptations(self, module: nn.Module) -> Sequence[Adaptation]:
         """What has to be done to the user's network, here prepared, such as adding noise; nothing by default.

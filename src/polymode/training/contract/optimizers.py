@@ -33,6 +33,7 @@ ELEMENTWISE = frozenset(
 )
 FUSED = frozenset({"SGD", "Adam", "AdamW", "Adagrad"})
 NEEDS_CLOSURE = frozenset({"LBFGS"})
+FACTOR = "rate_factor"  # of a group of weights on the learning rate, in torch's own list of groups
 
 
 @dataclass(frozen=True, init=False)
@@ -112,18 +113,35 @@ class Optimizer:
     def needs_closure(self) -> bool:
         return self.kind in NEEDS_CLOSURE
 
-    def over(self, parameters: Mapping[str, Tensor], exempt: frozenset[str]) -> torch.optim.Optimizer:
-        """Build the optimiser over leaf tensors, with the exempt ones in a group without decay."""
+    @property
+    def takes_groups(self) -> bool:
+        """Whether parts of the weights may have options of their own; one that searches a line has none."""
+        return not self.needs_closure
+
+    def over(
+        self, parameters: Mapping[str, Tensor], exempt: frozenset[str], rates: Mapping[str, float]
+    ) -> torch.optim.Optimizer:
+        """Build the optimiser over leaf tensors, with the exempt ones in a group without decay.
+
+        rates: those that learn at a multiple of the rate, in groups without decay, too.
+        """
         options = dict(self.options)
         chosen = {"fused", "foreach", "differentiable"} & options.keys()
         if self.kind in FUSED and not chosen and all(map(_is_dense, parameters.values())):
             options["fused"] = True
-        if self.decay_all or not self._decay:
+        spared = frozenset() if self.decay_all or not self._decay else exempt
+        if not self.takes_groups or not (spared | rates.keys()) & parameters.keys():
             return self.factory(list(parameters.values()), lr=self.lr, **options)
-        free = [t for name, t in parameters.items() if name in exempt]
-        decayed = [t for name, t in parameters.items() if name not in exempt]
-        groups = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]
-        return self.factory([g for g in groups if g["params"]], lr=self.lr, **options)
+        undecayed = {"weight_decay": 0.0} if self._decay else {}
+        groups: dict[tuple[float, bool], dict[str, Any]] = {}
+        for name, tensor in parameters.items():
+            is_free = name in spared or name in rates
+            group = groups.setdefault(
+                (rates.get(name, 1.0), is_free),
+                {"params": [], FACTOR: rates.get(name, 1.0)} | (undecayed if is_free else {}),
+            )
+            group["params"].append(tensor)
+        return self.factory(list(groups.values()), lr=self.lr, **options)
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -154,7 +172,8 @@ class MemberOptimizer:
     """One optimiser over tensors [R, ...] whose rows (members, or groups) step in cohorts.
 
     A cohort is a set of rows that always step together; with ``group_size`` its members step one at a
-    time. Rows that do not step keep their weights, moments and step count bit by bit.
+    time. Rows that do not step keep their weights, moments and step count bit by bit. exempt: names without
+    decay, where the description says so. rates: names that learn at a multiple of the rate, and never decay.
     """
 
     def __init__(
@@ -164,6 +183,7 @@ class MemberOptimizer:
         exempt: frozenset[str],
         cohorts: Sequence[slice],
         group_size: int | None = None,
+        rates: Mapping[str, float] | None = None,
     ) -> None:
         self.spec, self.needs_closure = spec, spec.needs_closure
         self.names = list(tensors)
@@ -177,7 +197,7 @@ class MemberOptimizer:
             # Views of the stacked storage: an in-place update of the view is one of the member.
             views = {name: t[unit.rows].detach().requires_grad_() for name, t in tensors.items()}
             self.parameters.append(views)
-            self.instances.append(spec.over(views, exempt))
+            self.instances.append(spec.over(views, exempt, rates or {}))
 
     def _units(self, cohort: int, rows: slice, group_size: int | None) -> list[Unit]:
         if not self.spec.elementwise:
@@ -203,7 +223,7 @@ class MemberOptimizer:
         """Multiply the base learning rate by a factor for each cohort."""
         for unit, instance in zip(self.units, self.instances, strict=True):
             for group in instance.param_groups:
-                group["lr"] = self.spec.lr * factors[unit.cohort]
+                group["lr"] = self.spec.lr * factors[unit.cohort] * group.get(FACTOR, 1.0)
 
     @property
     def rates(self) -> Tensor:

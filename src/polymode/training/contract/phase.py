@@ -26,16 +26,30 @@ class KeepBest:
     in which weights may be kept; the phase's end closes it unless said otherwise.
     What belongs to a chain follows the mean of its members, and members that share weights are judged
     together by it.
+    patience: a member is left as it was at its best when it has not improved for so long, a whole number of
+    epochs or a fraction of the phase's; when that is so of all members, the phase ends. It counts from the
+    window's beginning; what a member has become at the end of a phase does not depend on how long others go
+    on. None: no phase ends early.
     """
 
     criterion: Literal["nll", "error", "objective"] = "nll"
     from_epoch: int = 1
     to_epoch: int | None = None
+    patience: float | None = None
 
     def includes(self, epoch: int) -> bool:
         return self.from_epoch <= epoch and (self.to_epoch is None or epoch <= self.to_epoch)
 
+    def epochs_of_patience(self, epochs: int) -> float:
+        """The patience in a phase of so many epochs; infinite where there is none."""
+        if self.patience is None:
+            return math.inf
+        return max(1, epochs_before("patience", self.patience, epochs))
+
     def __post_init__(self) -> None:
+        if self.patience is not None:
+            epochs_before("patience", self.patience, None)
+            require(self.patience > 0, f"KeepBest(patience=...) must be positive, got {self.patience!r}.")
         if self.from_epoch < 1 or (self.to_epoch is not None and self.to_epoch < self.from_epoch):
             raise InputError(
                 f"KeepBest needs 1 <= from_epoch <= to_epoch, got {self.from_epoch} and {self.to_epoch}."
@@ -56,6 +70,12 @@ def keep_rule(keep: Keep) -> KeepBest | None:
     if keep not in ("last", "best"):
         raise InputError(f"keep={keep!r}: allowed are 'last', 'best' or a KeepBest.")
     return KeepBest() if keep == "best" else None
+
+
+def keep_throughout(keep: Keep) -> KeepBest | None:
+    """The rule for phases before the one that ``keep`` is about: the same, unless it names a window."""
+    rule = keep_rule(keep)
+    return rule if rule is not None and rule.from_epoch == 1 and rule.to_epoch is None else None
 
 
 def epochs_before(name: str, value: float, epochs: int | None) -> int:
@@ -172,8 +192,17 @@ class Phase:
     leave: Hook = nothing
 
 
-def build_optimizers(state: State, phase: Phase, cohorts: Sequence[slice], exempt: frozenset[str]) -> None:
-    """Build the optimisers a phase begins with; cohorts are slices of chains that step together."""
+def build_optimizers(
+    state: State,
+    phase: Phase,
+    cohorts: Sequence[slice],
+    exempt: frozenset[str],
+    rates: Mapping[str, float] | None = None,
+) -> None:
+    """Build the optimisers a phase begins with; cohorts are slices of chains that step together.
+
+    exempt, rates: as ``MemberOptimizer`` has them.
+    """
     members = state.members
     state.optimizers = {n: o for n, o in state.optimizers.items() if n in phase.carry}
     for name, over in phase.optimizers.items():
@@ -191,4 +220,4 @@ def build_optimizers(state: State, phase: Phase, cohorts: Sequence[slice], exemp
         if not tensors:
             tensors = {n: t for n, t in members.shared.items() if n in wanted}
             rows, group_size = list(cohorts), None
-        state.optimizers[name] = MemberOptimizer(over.optimizer, tensors, exempt, rows, group_size)
+        state.optimizers[name] = MemberOptimizer(over.optimizer, tensors, exempt, rows, group_size, rates)

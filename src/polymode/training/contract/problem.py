@@ -1,6 +1,6 @@
 """What a method knows about its task."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,11 @@ class Problem:
     num_minibatches: int | None = None  # of an epoch over the smallest data set, where it is known
     example: Tree = None
     recordings: dict[Any, Recording | None] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def rates(self) -> Mapping[str, float]:
+        """Names of what learns at a multiple of the rate of the weights, such as a noise level."""
+        return self.network.likelihood.rates
 
     @property
     def num_observations(self) -> int:

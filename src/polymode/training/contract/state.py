@@ -19,12 +19,15 @@ from polymode.trees import Tree, map_tree
 class Best:
     """What validation has kept: a copy of ``State.tensors``, and the scores that its rows had.
 
-    scores: [M], of members; chain_scores: [G], the means over the members of each chain.
+    scores: [M], of members; chain_scores: [G], the means over the members of each chain. since, chain_since:
+    epochs of the window that each has gone without a better one.
     """
 
     tensors: dict[str, Tree]
     scores: Tensor
     chain_scores: Tensor
+    since: Tensor
+    chain_since: Tensor
 
 
 @dataclass

@@ -44,6 +44,10 @@ class Wrapper(Method):
     def needs_initial(self) -> bool:
         return self.of.needs_initial
 
+    @property
+    def can_keep_best(self) -> bool:
+        return self.of.can_keep_best
+
     def adaptations(self, module: nn.Module) -> Sequence[Adaptation]:
         return self.of.adaptations(module)
 

@@ -127,6 +127,8 @@ class RunFolder:
             phase=epoch.phase,
             epoch=epoch.epoch,
             restart=epoch.restart,
+            keeps_best=epoch.keeps_best,
+            stopped=epoch.stopped,
             member_epochs=epoch.member_epochs,
             learning_rates=epoch.learning_rates,
             losses=epoch.losses.tolist(),

@@ -31,6 +31,7 @@ class Position:
     step: int = 0
     epochs_done: int = 0
     entered: bool = False
+    stopped: bool = False  # whether the present phase has ended before its last epoch
 
     @property
     def number(self) -> int:
@@ -56,18 +57,25 @@ class Training:
         while position.phase < len(self.phases):
             phase = self.phases[position.phase]
             if not position.entered:
-                build_optimizers(self.state, phase, self.batches.cohorts, self.problem.exempt)
+                self._build_optimizers(phase)
                 phase.enter(self.state)
                 self.state.best = None
                 position.entered = True
-            while position.epoch < phase.epochs:
+            while position.epoch < phase.epochs and not position.stopped:
                 for _ in self._steps(phase):
                     yield None
                 yield self._end_epoch(phase)
             if phase.keep is not None:
                 take_best(self.state)
             phase.leave(self.state)
-            position.phase, position.epoch, position.entered = position.phase + 1, 0, False
+            # Epochs that were left out count: what comes next does not depend on who trained side by side.
+            position.epochs_done += phase.epochs - position.epoch
+            position.phase, position.epoch = position.phase + 1, 0
+            position.entered = position.stopped = False
+
+    def _build_optimizers(self, phase: Phase) -> None:
+        problem = self.problem
+        build_optimizers(self.state, phase, self.batches.cohorts, problem.exempt, problem.rates)
 
     def _steps(self, phase: Phase) -> Iterator[None]:
         """Take the steps of the present epoch that are still to be taken."""
@@ -113,7 +121,8 @@ class Training:
             with global_seed(seed) if self.problem.network.draws_globally else nullcontext():
                 scores = validate(state, phase.objective, self.batches, self.request.validation)
             if phase.keep is not None and phase.keep.includes(position.epoch):
-                keep_better(state, scores[phase.keep.criterion])
+                patience = phase.keep.epochs_of_patience(phase.epochs)
+                position.stopped = keep_better(state, scores[phase.keep.criterion], patience)
         measures = {} if phase.measure is None else _checked(phase.measure(state), phase, state)
         losses = torch.stack(self.losses).nanmean(0).cpu()
         self.losses.clear()
@@ -129,6 +138,8 @@ class Training:
             position.epochs_done,
             sum(map(self.spent, range(len(self.request.sources)))) / len(self.request.sources),
             phase.restarts and position.epoch == 1,
+            phase.keep is not None,
+            position.stopped,
         )
         self.history.add(epoch)
         return epoch
@@ -136,7 +147,7 @@ class Training:
     # --- how far it is, and what there is so far ------------------------------------------------
 
     def passes_done(self) -> float:
-        """Gradient passes of a chain so far, with the fraction of the present epoch."""
+        """Gradient passes of a chain so far, with the fraction of the present epoch; skipped ones count."""
         position = self.position
         done = sum(phase.epochs * phase.cost for phase in self.phases[: position.phase])
         if position.phase == len(self.phases):
@@ -145,6 +156,8 @@ class Training:
         if position.step:
             longest = self.batches.steps_per_epoch(self.batches.cohorts[0], phase.batches)
             fraction = min(1.0, position.step / longest)
+        if position.stopped:
+            return done + phase.epochs * phase.cost
         return done + (position.epoch + fraction) * phase.cost
 
     def spent(self, data_set: int) -> float:
@@ -215,7 +228,7 @@ class Training:
         self.state.optimizers = {}
         if self.position.entered:
             phase = self.phases[self.position.phase]
-            build_optimizers(self.state, phase, self.batches.cohorts, self.problem.exempt)
+            self._build_optimizers(phase)
         self.state.restore(content["state"])
         losses, self.rate = content["losses"], content["rate"]
         self.losses = [] if losses is None else list(losses.to(self.problem.execution.device))

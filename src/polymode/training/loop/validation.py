@@ -1,5 +1,6 @@
 """Scores of every member on held-out data during training."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,26 +43,38 @@ def validate(
     return scores
 
 
-def keep_better(state: State, scores: Tensor) -> None:
+def keep_better(state: State, scores: Tensor, patience: float = math.inf) -> bool:
     """Copy all tensors of every member and of every chain whose score is the lowest so far; scores: [M].
 
-    What is a member's own follows its score; what is a chain's follows the mean score of its members.
+    What is a member's own follows its score; what is a chain's follows the mean score of its members. One
+    that has gone ``patience`` epochs without a better score stays as it was. Returns whether all have.
     """
     members = state.members
     chain_scores = scores.reshape(members.num_groups, -1).mean(1)
     if members.shared:  # members that share weights are kept or replaced together
         scores = chain_scores.repeat_interleave(members.group_size)
     if state.best is None:
-        state.best = Best(map_tree(torch.clone, state.tensors), scores.clone(), chain_scores.clone())
-        return
-    for kinds, lowest, now in (
-        (("stacked", "own"), state.best.scores, scores),
-        (("shared", "common"), state.best.chain_scores, chain_scores),
+        state.best = Best(
+            map_tree(torch.clone, state.tensors),
+            scores.clone(),
+            chain_scores.clone(),
+            torch.zeros_like(scores),
+            torch.zeros_like(chain_scores),
+        )
+        return False
+    best = state.best
+    for kinds, lowest, now, since in (
+        (("stacked", "own"), best.scores, scores, best.since),
+        (("shared", "common"), best.chain_scores, chain_scores, best.chain_since),
     ):
-        better = (now < lowest) | lowest.isnan()  # anything is better than NaN
+        going = since < patience
+        better = going & ((now < lowest) | lowest.isnan())  # anything is better than NaN
         lowest[better] = now[better]
+        since[better] = 0
+        since[going & ~better] += 1
         for kind in kinds:
-            _copy_rows(state.best.tensors[kind], state.tensors[kind], better)
+            _copy_rows(best.tensors[kind], state.tensors[kind], better)
+    return bool((best.since >= patience).all() and (best.chain_since >= patience).all())
 
 
 def take_best(state: State) -> None:

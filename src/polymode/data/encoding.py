@@ -1,0 +1,532 @@
+"""Columns of a table as numbers: what is done with each, learned from training rows, kept as plain values.
+
+A ``Column`` says what one column of a table becomes: ``laid_out`` decides its kind and its width from all
+rows (never from targets), ``fitted`` learns what it fills gaps with and which values it knows from training
+rows, and ``encode`` does the same to any rows. Several splits of one table hence have one width.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from polymode.errors import InputError, require, shortened, unknown_name
+
+# Values of a category that are rarer than this, or beyond so many, share one place with all new ones.
+LEAST_COUNT, MOST_VALUES = 5, 50
+# Text of which more than this share is different in every row is a name, not a category.
+MOST_DISTINCT = 0.5
+# A column of text is one of numbers or dates if this share of its values is.
+NEARLY_ALL = 0.95
+# Rows that decide whether text is a date.
+LOOKED_AT = 500
+# What stands for a missing value in files of any program; pandas knows others, such as an empty cell.
+GAP_WORDS = frozenset({"?", "-", "--", "—", ".", "na", "n/a", "nan", "null", "none", "missing", "#n/a"})
+OTHER, MISSING = "other", "missing"
+
+_PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
+_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}([.' ]\d{3})+)(,\d+)?")
+_AROUND = re.compile(r"^[\s$€£¥]+|[\s%$€£¥]+$")
+_DATE = re.compile(
+    r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{4}-\d{2}|\d{8}T\d{4}|\d{1,2}:\d{2}(:\d{2})?"
+    r"|\d{1,2}[ -][A-Za-z]{3,9}\.?[ ,-]+\d{2,4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}"
+)
+_IDENTIFIER = re.compile(
+    r"(?i)(.*[_ .-])?(id|uuid|guid|key|index|rownames?|row|nr|no)|Unnamed: \d+(\.\d+)*|\s*"
+)
+_COUNTER = re.compile(r"X|(?i:obs|observation|case|s\.?no|number|#)")  # X is what R writes
+
+
+def pandas() -> Any:
+    """The package, or an error that says how to have it."""
+    try:
+        import pandas
+    except ImportError:
+        raise InputError("Reading tables needs pandas: pip install 'polymode[data]'.") from None
+    return pandas
+
+
+@dataclass(frozen=True)
+class Column(ABC):
+    """What a column of a table becomes; name: in the table."""
+
+    kind: ClassVar[str]
+    name: str
+
+    @property
+    @abstractmethod
+    def features(self) -> list[str]:
+        """Names of the numbers that it becomes."""
+
+    @property
+    def is_scaled(self) -> list[bool]:
+        """Which of them are standardised; places of categories are 0 or 1 as they are."""
+        return [False] * len(self.features)
+
+    @abstractmethod
+    def encode(self, values: Any) -> np.ndarray:
+        """The numbers [N, width] of a series."""
+
+    @abstractmethod
+    def fitted(self, values: Any) -> Self:
+        """The same with what is learned of training rows."""
+
+    @abstractmethod
+    def strange(self, values: Any) -> np.ndarray:
+        """Which values are none that training rows have, or far outside of theirs, [N]."""
+
+    @property
+    @abstractmethod
+    def about(self) -> str:
+        """What is done with it, in words."""
+
+    def config(self) -> dict[str, Any]:
+        return {"kind": self.kind} | {
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
+        }
+
+
+@dataclass(frozen=True)
+class NumberColumn(Column):
+    """A number; gaps become ``fill``, the median, and where training rows have some a mark says so.
+
+    low, high: the range of training rows.
+    """
+
+    kind: ClassVar[str] = "number"
+    has_gaps: bool = False
+    fill: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+
+    @property
+    def features(self) -> list[str]:
+        return [self.name, *([f"{self.name} is {MISSING}"] if self.has_gaps else [])]
+
+    @property
+    def is_scaled(self) -> list[bool]:
+        return [True, *([False] if self.has_gaps else [])]
+
+    def encode(self, values: Any) -> np.ndarray:
+        numbers = as_numbers(values, self.name)
+        gaps = np.isnan(numbers)
+        filled = np.where(gaps, self.fill, numbers)
+        return np.stack([filled, gaps], 1) if self.has_gaps else filled[:, None]
+
+    def fitted(self, values: Any) -> Self:
+        numbers = as_numbers(values, self.name)
+        known = numbers[~np.isnan(numbers)]
+        if not len(known):
+            return replace(self, fill=0.0, low=0.0, high=0.0)
+        return replace(self, fill=float(np.median(known)), low=float(known.min()), high=float(known.max()))
+
+    def strange(self, values: Any) -> np.ndarray:
+        numbers, margin = as_numbers(values, self.name), 0.1 * (self.high - self.low)
+        outside = (numbers < self.low - margin) | (numbers > self.high + margin)
+        return outside | (np.isnan(numbers) & (not self.has_gaps))
+
+    @property
+    def about(self) -> str:
+        gaps = f", gaps filled with {self.fill:.6g} and marked" if self.has_gaps else ""
+        return f"standardised, {self.low:.6g} to {self.high:.6g}{gaps}"
+
+
+@dataclass(frozen=True)
+class TruthColumn(Column):
+    """A truth value, 0 or 1."""
+
+    kind: ClassVar[str] = "truth value"
+
+    @property
+    def features(self) -> list[str]:
+        return [self.name]
+
+    def encode(self, values: Any) -> np.ndarray:
+        numbers = _as_truth(values, self.name)
+        return np.nan_to_num(numbers, nan=0.5)[:, None]
+
+    def fitted(self, values: Any) -> Self:
+        return self
+
+    def strange(self, values: Any) -> np.ndarray:
+        return np.isnan(_as_truth(values, self.name))
+
+    @property
+    def about(self) -> str:
+        return "0 or 1"
+
+
+@dataclass(frozen=True)
+class CategoryColumn(Column):
+    """Text: a place for every frequent value, one for all other and new ones, one for gaps if there are any.
+
+    A linear layer behind such places is an embedding: each value has a row of weights of its own. known:
+    those of the values that training rows have.
+    """
+
+    kind: ClassVar[str] = "category"
+    values: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
+    has_gaps: bool = False
+
+    @property
+    def features(self) -> list[str]:
+        ends = [OTHER, *([MISSING] if self.has_gaps else [])]
+        return [f"{self.name} is {value}" for value in (*self.values, *ends)]
+
+    def encode(self, values: Any) -> np.ndarray:
+        texts, gaps = as_texts(values)
+        places, other = {value: place for place, value in enumerate(self.values)}, len(self.values)
+        known = set(self.known)
+        codes, distinct = pandas().factorize(texts)
+        place_of = np.array([places[v] if v in known else other for v in distinct] + [other], dtype=np.int64)
+        chosen = place_of[codes]
+        chosen[gaps] = other + 1 if self.has_gaps else other
+        encoded = np.zeros((len(chosen), len(self.features)))
+        encoded[np.arange(len(chosen)), chosen] = 1.0
+        return encoded
+
+    def fitted(self, values: Any) -> Self:
+        texts, gaps = as_texts(values)
+        seen = set(texts[~gaps].tolist())
+        return replace(self, known=tuple(value for value in self.values if value in seen))
+
+    def strange(self, values: Any) -> np.ndarray:
+        texts, gaps = as_texts(values)
+        known = set(self.known)
+        new = np.array([text not in known for text in texts.tolist()], dtype=bool)
+        return np.where(gaps, not self.has_gaps, new)
+
+    @property
+    def about(self) -> str:
+        shown = shortened(", ".join(self.values), 60)
+        return f"{len(self.features)} places: {shown}, {OTHER}{f', {MISSING}' if self.has_gaps else ''}"
+
+
+# Parts of a date that repeat: how many of them a period has.
+_PERIODS = {"month": 12.0, "weekday": 7.0, "hour": 24.0}
+
+
+@dataclass(frozen=True)
+class DateColumn(Column):
+    """A date or time: days since the first one, and sine and cosine of month, weekday and hour.
+
+    parts: those that vary in the table. origin: what days are counted from. fill: days of a gap.
+    """
+
+    kind: ClassVar[str] = "date"
+    day_first: bool = False
+    parts: tuple[str, ...] = ()
+    has_gaps: bool = False
+    origin: str = "1970-01-01"
+    fill: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+
+    @property
+    def features(self) -> list[str]:
+        waves = [f"{wave} of {part} of {self.name}" for part in self.parts for wave in ("sine", "cosine")]
+        return [f"days of {self.name}", *waves, *([f"{self.name} is {MISSING}"] if self.has_gaps else [])]
+
+    @property
+    def is_scaled(self) -> list[bool]:
+        return [True] + [False] * (len(self.features) - 1)
+
+    def _days(self, values: Any) -> tuple[Any, np.ndarray]:
+        dates = as_dates(values, self.day_first)
+        days = (dates - pandas().Timestamp(self.origin)) / pandas().Timedelta(days=1)
+        return dates, days.to_numpy(dtype=np.float64)
+
+    def encode(self, values: Any) -> np.ndarray:
+        dates, days = self._days(values)
+        gaps = np.isnan(days)
+        columns = [np.where(gaps, self.fill, days)]
+        for part in self.parts:
+            angle = 2 * np.pi * _part_of(dates, part) / _PERIODS[part]
+            columns += [np.where(gaps, 0.0, wave(angle)) for wave in (np.sin, np.cos)]
+        return np.stack([*columns, *([gaps] if self.has_gaps else [])], 1)
+
+    def fitted(self, values: Any) -> Self:
+        _, days = self._days(values)
+        known = days[~np.isnan(days)]
+        if not len(known):
+            return replace(self, fill=0.0, low=0.0, high=0.0)
+        return replace(self, fill=float(np.median(known)), low=float(known.min()), high=float(known.max()))
+
+    def strange(self, values: Any) -> np.ndarray:
+        _, days = self._days(values)
+        margin = 0.1 * (self.high - self.low)
+        outside = (days < self.low - margin) | (days > self.high + margin)
+        return outside | (np.isnan(days) & (not self.has_gaps))
+
+    @property
+    def about(self) -> str:
+        first, last = (
+            (pandas().Timestamp(self.origin) + pandas().Timedelta(days=end)).date()
+            for end in (self.low, self.high)
+        )
+        parts = f"; {', '.join(self.parts)} as waves" if self.parts else ""
+        gaps = ", gaps filled and marked" if self.has_gaps else ""
+        return f"days, {first} to {last}{parts}{gaps}"
+
+
+@dataclass(frozen=True)
+class LeftOut(Column):
+    """A column that says nothing: why says what it is."""
+
+    kind: ClassVar[str] = "left out"
+    why: str = ""
+
+    @property
+    def features(self) -> list[str]:
+        return []
+
+    def encode(self, values: Any) -> np.ndarray:
+        return np.zeros((len(values), 0))
+
+    def fitted(self, values: Any) -> Self:
+        return self
+
+    def strange(self, values: Any) -> np.ndarray:
+        return np.zeros(len(values), dtype=bool)
+
+    @property
+    def about(self) -> str:
+        return self.why
+
+
+COLUMNS: dict[str, type[Column]] = {
+    column.kind: column for column in (NumberColumn, TruthColumn, CategoryColumn, DateColumn, LeftOut)
+}
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "bool": bool,
+    "float": (int, float),
+}
+
+
+def column_from(config: Any) -> Column:
+    """The column that a document describes, checked: a file may have been changed."""
+    require(isinstance(config, Mapping), f"a column is {shortened(repr(config))}, not names and values.")
+    kind = config.get("kind")
+    if kind not in COLUMNS:
+        raise unknown_name("kind of column", str(kind), COLUMNS)
+    given = {name: value for name, value in config.items() if name != "kind"}
+    known = {each.name: each for each in COLUMNS[kind].__dataclass_fields__.values()}
+    if given.keys() != known.keys():
+        raise InputError(f"a column of kind {kind!r} has {sorted(known)}, got {sorted(map(str, given))}.")
+    for name, value in given.items():
+        annotation = str(getattr(known[name].type, "__name__", known[name].type))
+        if annotation.startswith("tuple"):
+            right = isinstance(value, list) and all(isinstance(each, str) for each in value)
+            given[name] = tuple(value) if right else value
+        else:
+            right = isinstance(value, _TYPES[annotation]) and (
+                annotation != "float" or (not isinstance(value, bool) and abs(value) < np.inf)
+            )
+        require(right, f"{name} of a column must be {annotation}, got {shortened(repr(value))}.")
+    made = COLUMNS[kind](**given)
+    if isinstance(made, DateColumn):
+        require(all(part in _PERIODS for part in made.parts), f"parts of a date: {made.parts} not known.")
+        try:
+            pandas().Timestamp(made.origin)
+        except ValueError:
+            raise InputError(
+                f"origin of a date must be a date, got {shortened(repr(made.origin))}."
+            ) from None
+    return made
+
+
+def encoded(columns: Sequence[Column], frame: Any) -> np.ndarray:
+    """All numbers [N, D] of a frame, column after column."""
+    parts = [column.encode(frame[column.name]) for column in columns]
+    return np.concatenate([np.zeros((len(frame), 0)), *parts], 1)
+
+
+# --- what a column is ---------------------------------------------------------------------------------
+
+
+def laid_out(values: Any, name: str, *, as_category: bool = False) -> Column:
+    """What a column becomes, from all rows of a table; what it learns of training rows is ``fitted`` later.
+
+    as_category: numbers are names here, such as postal codes.
+    """
+    types = pandas().api.types
+    present = values.dropna()
+    if not len(present):
+        return LeftOut(name, "empty")
+    if isinstance(values.dtype, pandas().CategoricalDtype):
+        return _category(values.astype(object), name)
+    if types.is_bool_dtype(values.dtype):
+        return LeftOut(name, "constant") if present.nunique() < 2 else TruthColumn(name)
+    if types.is_datetime64_any_dtype(values.dtype):
+        return _date(values, name, day_first=False)
+    if types.is_numeric_dtype(values.dtype) and not as_category:
+        return _number(values, name)
+    if as_category:
+        return _category(values, name)
+    texts, gaps = as_texts(values)
+    known = texts[~gaps]
+    if not len(known):
+        return LeftOut(name, "empty")
+    sample = list(dict.fromkeys(known.tolist()))[:LOOKED_AT]
+    if _share(sample, lambda text: number_of(text) is not None) >= NEARLY_ALL and len(sample) > 2:
+        return _number(values, name)
+    if _share(sample, lambda text: bool(_DATE.match(text))) >= NEARLY_ALL:
+        day_first = _is_day_first(sample)
+        if as_dates(values[~gaps], day_first).notna().mean() >= NEARLY_ALL:
+            return _date(values, name, day_first=day_first)
+    return _category(values, name)
+
+
+def _share(sample: Sequence[str], holds: Any) -> float:
+    return sum(map(holds, sample)) / len(sample)
+
+
+def _number(values: Any, name: str) -> Column:
+    numbers = as_numbers(values, name)
+    gaps = np.isnan(numbers)
+    known = numbers[~gaps]
+    if not len(known):
+        return LeftOut(name, "empty")
+    if known.min() == known.max():
+        return LeftOut(name, "constant") if not gaps.any() else NumberColumn(name, has_gaps=True)
+    if not gaps.any() and (known == np.round(known)).all() and len(np.unique(known)) == len(known):
+        counts_on = len(known) > 2 and bool((np.diff(known) == 1).all())
+        if counts_on and (_IDENTIFIER.fullmatch(name) or _COUNTER.fullmatch(name)):
+            return LeftOut(name, "numbers the rows")
+        if _IDENTIFIER.fullmatch(name):
+            return LeftOut(name, "identifier: another number in every row")
+    return NumberColumn(name, has_gaps=bool(gaps.any()))
+
+
+def _category(values: Any, name: str) -> Column:
+    texts, gaps = as_texts(values)
+    counts = Counter(texts[~gaps].tolist())
+    number = sum(counts.values())
+    if not counts or (len(counts) == 1 and not gaps.any()):
+        return LeftOut(name, "constant" if counts else "empty")
+    if len(counts) > max(2, MOST_DISTINCT * number):
+        words = np.mean([len(text.split()) for text in list(counts)[:LOOKED_AT]])
+        what = "text" if words > 4 else "identifier: nearly every value is another one"
+        return LeftOut(name, what)
+    least = min(LEAST_COUNT, max(2, number // 50))
+    frequent = [value for value, count in counts.most_common(MOST_VALUES) if count >= least]
+    if not frequent:
+        return LeftOut(name, f"no value occurs {least} times")
+    return CategoryColumn(name, values=tuple(sorted(frequent)), has_gaps=bool(gaps.any()))
+
+
+def _date(values: Any, name: str, *, day_first: bool) -> Column:
+    dates = as_dates(values, day_first)
+    known = dates.dropna()
+    if not len(known):
+        return LeftOut(name, "empty")
+    if known.min() == known.max() and not dates.isna().any():
+        return LeftOut(name, "constant")
+    span = (known.max() - known.min()) / pandas().Timedelta(days=1)
+    whole = {"month": 60, "weekday": 7, "hour": 0}  # days that a table must span for a part to repeat
+    parts = [
+        part
+        for part, least in whole.items()
+        if span >= least and len(set(_part_of(known, part).tolist())) > 1
+    ]
+    return DateColumn(
+        name,
+        day_first=day_first,
+        parts=tuple(parts),
+        has_gaps=bool(dates.isna().any()),
+        origin=str(known.min().date()),
+    )
+
+
+def _part_of(dates: Any, part: str) -> np.ndarray:
+    found = {
+        "month": lambda: dates.dt.month,
+        "weekday": lambda: dates.dt.day_of_week,
+        "hour": lambda: dates.dt.hour + dates.dt.minute / 60,
+    }[part]()
+    return found.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+# --- values -------------------------------------------------------------------------------------------
+
+
+def number_of(text: str) -> float | None:
+    """The number that text stands for: plain, with thousands separators, a decimal comma, a currency, a %."""
+    text = _AROUND.sub("", text)
+    if _PLAIN.fullmatch(text):
+        return float(text)
+    if _THOUSANDS.fullmatch(text):
+        return float(text.replace(",", ""))
+    if _COMMA.fullmatch(text):
+        return float(re.sub(r"[.' ]", "", text).replace(",", "."))
+    return None
+
+
+def as_numbers(values: Any, name: str) -> np.ndarray:
+    """A series as numbers, NaN where there is none; infinite ones are refused."""
+    types = pandas().api.types
+    if types.is_numeric_dtype(values.dtype) or types.is_bool_dtype(values.dtype):
+        numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
+    else:
+        texts, gaps = as_texts(values)
+        codes, distinct = pandas().factorize(texts)
+        read = [number_of(text) for text in distinct]
+        table = np.array([np.nan if number is None else number for number in read] + [np.nan])
+        numbers = np.where(gaps, np.nan, table[codes])
+    if np.isinf(numbers).any():
+        place = int(np.isinf(numbers).argmax())
+        raise InputError(
+            f"The column {name!r} holds an infinite value in row {int(values.index[place]) + 1}. Replace it, "
+            f'or leave the column out with --set "data.drop=[{name!r}]".'
+        )
+    return numbers
+
+
+def as_texts(values: Any) -> tuple[np.ndarray, np.ndarray]:
+    """A series as text without blanks around it, and where it is missing; 3.0 and 3 are one value."""
+    types = pandas().api.types
+    gaps = values.isna().to_numpy()
+    if types.is_numeric_dtype(values.dtype) and not types.is_bool_dtype(values.dtype):
+        numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        codes, distinct = pandas().factorize(numbers)
+        texts = np.array([f"{number:.15g}" for number in distinct] + [""], dtype=object)[codes]
+        return texts, gaps
+    codes, distinct = pandas().factorize(values.astype(object))
+    stripped = [str(value).strip() for value in distinct] + [""]
+    empty = np.array([not text or text.lower() in GAP_WORDS for text in stripped])
+    texts = np.array(stripped, dtype=object)[codes]
+    return texts, gaps | empty[codes]
+
+
+def _as_truth(values: Any, name: str) -> np.ndarray:
+    if pandas().api.types.is_bool_dtype(values.dtype):
+        return values.to_numpy(dtype=np.float64, na_value=np.nan)
+    texts, gaps = as_texts(values)
+    words = {"true": 1.0, "1": 1.0, "yes": 1.0, "false": 0.0, "0": 0.0, "no": 0.0}
+    known = {text: words.get(text.lower()) for text in set(texts[~gaps].tolist())}
+    wrong = [text for text, value in known.items() if value is None]
+    require(not wrong, f"The column {name!r} holds truth values, got {shortened(repr(wrong[:1]))}.")
+    return np.array([np.nan if gap else known[text] for text, gap in zip(texts, gaps, strict=True)], float)
+
+
+def _is_day_first(sample: Sequence[str]) -> bool:
+    """Whether dates such as 13/02/2020 have the day first: some first part then is larger than 12."""
+    parts = [re.match(r"(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}", text) for text in sample]
+    return any(match is not None and int(match.group(1)) > 12 for match in parts)
+
+
+def as_dates(values: Any, day_first: bool) -> Any:
+    """A series as dates without time zones, NaT where there is none."""
+    package = pandas()
+    if not package.api.types.is_datetime64_any_dtype(values.dtype):
+        texts, gaps = as_texts(values)
+        series = package.Series(texts, index=values.index, dtype=object).mask(gaps)
+        values = package.to_datetime(series, errors="coerce", format="mixed", dayfirst=day_first, utc=True)
+    return values.dt.tz_localize(None) if values.dt.tz is not None else values

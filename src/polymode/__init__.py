@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from polymode.application import datasets as datasets
     from polymode.application import plots as plots
     from polymode.application.comparison import compare as compare
+    from polymode.application.datasets.tables import table as table
+    from polymode.application.estimators import EnsembleClassifier as EnsembleClassifier
+    from polymode.application.estimators import EnsembleRegressor as EnsembleRegressor
     from polymode.data import ArrayData as ArrayData
     from polymode.data import LoaderData as LoaderData
     from polymode.judging.evaluation import evaluate as evaluate
@@ -85,6 +88,11 @@ _HOMES = {
         "plots",
     ),
     "polymode.application.comparison": ("compare",),
+    "polymode.application.datasets.tables": ("table",),
+    "polymode.application.estimators": (
+        "EnsembleClassifier",
+        "EnsembleRegressor",
+    ),
     "polymode.data": (
         "ArrayData",
         "LoaderData",

@@ -44,16 +44,17 @@ def divided(
 
 def _by_group(order: Tensor, groups: Tensor, num_last: int) -> tuple[Tensor, Tensor]:
     _, first_seen = torch.unique(groups[order], return_inverse=True)
-    # Groups in the order in which their first rows were drawn: whole groups until the part is full.
+    # Groups in the order in which their first rows were drawn: those that bring the part nearer its size.
     names = list(dict.fromkeys(first_seen.tolist()))
     require(len(names) > 1, "There is one group only, whose rows stay together: nothing can be held out.")
     sizes = torch.bincount(first_seen)
     last, taken = [], 0
     for name in names[:-1]:
-        if taken >= num_last:
-            break
-        last.append(name)
-        taken += int(sizes[name])
+        size = int(sizes[name])
+        if abs(taken + size - num_last) <= num_last - taken:  # nearer than without it
+            last.append(name)
+            taken += size
+    last = last or [min(names, key=lambda name: int(sizes[name]))]
     is_last = torch.isin(first_seen, torch.tensor(last))
     return order[~is_last], order[is_last]
 
@@ -61,20 +62,17 @@ def _by_group(order: Tensor, groups: Tensor, num_last: int) -> tuple[Tensor, Ten
 def _by_class(order: Tensor, labels: Tensor, num_last: int) -> tuple[Tensor, Tensor]:
     labels = labels[order]
     # Every class is cut at the same place between its rows, as near as whole rows allow.
-    place = torch.empty(len(order), dtype=torch.float64)
-    for label in labels.unique():
-        rows = labels == label
-        count = int(rows.sum())
-        place[rows] = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-        if count == 1:
-            place[rows] = 0.0
-    cut = torch.argsort(place, stable=True, descending=True)[:num_last]
+    _, label, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    by_label = torch.argsort(label, stable=True)
+    starts = counts.cumsum(0) - counts
+    within = torch.empty(len(order), dtype=torch.float64)  # the place of a row among those of its class
+    within[by_label] = (torch.arange(len(order)) - starts[label[by_label]]).double()
+    place = (within + 0.5) / counts[label]
+    place[within == 0] = -1.0  # no class may be without a row to learn from
+    require(len(counts) < len(order), "Every class has one row: there is none to test on. Give more rows.")
+    cut = torch.argsort(place, stable=True, descending=True)[: min(num_last, len(order) - len(counts))]
     is_last = torch.zeros(len(order), dtype=torch.bool)
     is_last[cut] = True
-    for label in labels[is_last].unique():  # no class may be without a row to learn from
-        rows = labels == label
-        if bool(is_last[rows].all()):
-            is_last[rows.nonzero()[0]] = False
     return order[~is_last], order[is_last]
 
 

@@ -6,10 +6,12 @@ rows, and ``encode`` does the same to any rows. Several splits of one table henc
 """
 
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import date
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -28,14 +30,18 @@ LOOKED_AT = 500
 GAP_WORDS = frozenset({"?", "-", "--", "—", ".", "na", "n/a", "nan", "null", "none", "missing", "#n/a"})
 OTHER, MISSING = "other", "missing"
 
-_PLAIN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
-_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}([.' ]\d{3})+)(,\d+)?")
-_AROUND = re.compile(r"^[\s$€£¥]+|[\s%$€£¥]+$")
+_PLAIN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
+_BETWEEN = ".'’ \u00a0\u202f"  # what stands between thousands beside a decimal comma
+_COMMA = re.compile(rf"[+-]?(\d+|\d{{1,3}}([{_BETWEEN}]\d{{3}})+)(,\d+)?")
+_CURRENCIES = " \t\r\n\u00a0\u202f$€£¥"
+# Numbers beyond this are none that a network can see.
+LARGEST = float(np.finfo(np.float32).max)
 _DATE = re.compile(
     r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{4}-\d{2}|\d{8}T\d{4}|\d{1,2}:\d{2}(:\d{2})?"
     r"|\d{1,2}[ -][A-Za-z]{3,9}\.?[ ,-]+\d{2,4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}"
 )
+_TIME = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?( ?[AaPp][Mm])?")
 _IDENTIFIER = re.compile(
     r"(?i)(.*[_ .-])?(id|uuid|guid|key|index|rownames?|row|nr|no)|Unnamed: \d+(\.\d+)*|\s*"
 )
@@ -95,7 +101,7 @@ class Column(ABC):
 class NumberColumn(Column):
     """A number; gaps become ``fill``, the median, and where training rows have some a mark says so.
 
-    low, high: the range of training rows.
+    low, high: the range of training rows. decimal: "," where text such as 1,234 is less than two.
     """
 
     kind: ClassVar[str] = "number"
@@ -103,6 +109,7 @@ class NumberColumn(Column):
     fill: float = 0.0
     low: float = 0.0
     high: float = 0.0
+    decimal: str = "."
 
     @property
     def features(self) -> list[str]:
@@ -113,20 +120,21 @@ class NumberColumn(Column):
         return [True, *([False] if self.has_gaps else [])]
 
     def encode(self, values: Any) -> np.ndarray:
-        numbers = as_numbers(values, self.name)
+        numbers = as_numbers(values, self.name, self.decimal)
         gaps = np.isnan(numbers)
         filled = np.where(gaps, self.fill, numbers)
         return np.stack([filled, gaps], 1) if self.has_gaps else filled[:, None]
 
     def fitted(self, values: Any) -> Self:
-        numbers = as_numbers(values, self.name)
+        numbers = as_numbers(values, self.name, self.decimal)
         known = numbers[~np.isnan(numbers)]
         if not len(known):
             return replace(self, fill=0.0, low=0.0, high=0.0)
         return replace(self, fill=float(np.median(known)), low=float(known.min()), high=float(known.max()))
 
     def strange(self, values: Any) -> np.ndarray:
-        numbers, margin = as_numbers(values, self.name), 0.1 * (self.high - self.low)
+        numbers = as_numbers(values, self.name, self.decimal)
+        margin = 0.1 * (self.high - self.low)
         outside = (numbers < self.low - margin) | (numbers > self.high + margin)
         return outside | (np.isnan(numbers) & (not self.has_gaps))
 
@@ -176,7 +184,8 @@ class CategoryColumn(Column):
 
     @property
     def features(self) -> list[str]:
-        ends = [OTHER, *([MISSING] if self.has_gaps else [])]
+        other = "none of these" if OTHER in self.values else OTHER
+        ends = [other, *([MISSING] if self.has_gaps else [])]
         return [f"{self.name} is {value}" for value in (*self.values, *ends)]
 
     def encode(self, values: Any) -> np.ndarray:
@@ -204,8 +213,8 @@ class CategoryColumn(Column):
 
     @property
     def about(self) -> str:
-        shown = shortened(", ".join(self.values), 60)
-        return f"{len(self.features)} places: {shown}, {OTHER}{f', {MISSING}' if self.has_gaps else ''}"
+        ends = f"{OTHER}, {MISSING}" if self.has_gaps else OTHER
+        return f"{len(self.features)} places: {listed(self.values)}, {ends}"
 
 
 # Parts of a date that repeat: how many of them a period has.
@@ -239,8 +248,7 @@ class DateColumn(Column):
 
     def _days(self, values: Any) -> tuple[Any, np.ndarray]:
         dates = as_dates(values, self.day_first)
-        days = (dates - pandas().Timestamp(self.origin)) / pandas().Timedelta(days=1)
-        return dates, days.to_numpy(dtype=np.float64)
+        return dates, _days_since(dates, self.origin)
 
     def encode(self, values: Any) -> np.ndarray:
         dates, days = self._days(values)
@@ -266,10 +274,8 @@ class DateColumn(Column):
 
     @property
     def about(self) -> str:
-        first, last = (
-            (pandas().Timestamp(self.origin) + pandas().Timedelta(days=end)).date()
-            for end in (self.low, self.high)
-        )
+        origin = np.datetime64(self.origin, "D")
+        first, last = (origin + np.timedelta64(int(end // 1), "D") for end in (self.low, self.high))
         parts = f"; {', '.join(self.parts)} as waves" if self.parts else ""
         gaps = ", gaps filled and marked" if self.has_gaps else ""
         return f"days, {first} to {last}{parts}{gaps}"
@@ -314,10 +320,10 @@ def column_from(config: Any) -> Column:
     """The column that a document describes, checked: a file may have been changed."""
     require(isinstance(config, Mapping), f"a column is {shortened(repr(config))}, not names and values.")
     kind = config.get("kind")
-    if kind not in COLUMNS:
+    if not isinstance(kind, str) or kind not in COLUMNS:
         raise unknown_name("kind of column", str(kind), COLUMNS)
     given = {name: value for name, value in config.items() if name != "kind"}
-    known = {each.name: each for each in COLUMNS[kind].__dataclass_fields__.values()}
+    known = {each.name: each for each in fields(COLUMNS[kind])}
     if given.keys() != known.keys():
         raise InputError(f"a column of kind {kind!r} has {sorted(known)}, got {sorted(map(str, given))}.")
     for name, value in given.items():
@@ -327,25 +333,61 @@ def column_from(config: Any) -> Column:
             given[name] = tuple(value) if right else value
         else:
             right = isinstance(value, _TYPES[annotation]) and (
-                annotation != "float" or (not isinstance(value, bool) and abs(value) < np.inf)
+                annotation != "float" or (not isinstance(value, bool) and abs(value) <= LARGEST)
             )
         require(right, f"{name} of a column must be {annotation}, got {shortened(repr(value))}.")
     made = COLUMNS[kind](**given)
+    if isinstance(made, NumberColumn):
+        require(
+            made.decimal in (".", ","), f"decimal must be '.' or ',', got {shortened(repr(made.decimal))}."
+        )
+    if isinstance(made, CategoryColumn):
+        require(len(set(made.values)) == len(made.values), f"values of {made.name!r} occur twice.")
+        foreign = [value for value in made.known if value not in made.values]
+        require(not foreign, f"known has {shortened(repr(foreign))}, which are no values of {made.name!r}.")
     if isinstance(made, DateColumn):
         require(all(part in _PERIODS for part in made.parts), f"parts of a date: {made.parts} not known.")
-        try:
-            pandas().Timestamp(made.origin)
-        except ValueError:
-            raise InputError(
-                f"origin of a date must be a date, got {shortened(repr(made.origin))}."
-            ) from None
+        require(
+            re.fullmatch(r"\d{4}-\d{2}-\d{2}", made.origin) is not None and _is_date(made.origin),
+            f"origin of a date must be a date, got {shortened(repr(made.origin))}.",
+        )
+        require(
+            all(abs(days) < MOST_DAYS for days in (made.fill, made.low, made.high)),
+            f"days of {made.name!r} are {made.fill}, {made.low}, {made.high}: allowed are {MOST_DAYS}.",
+        )
     return made
+
+
+MOST_DAYS = 10_000_000  # between two dates of four-digit years there are fewer
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 def encoded(columns: Sequence[Column], frame: Any) -> np.ndarray:
     """All numbers [N, D] of a frame, column after column."""
     parts = [column.encode(frame[column.name]) for column in columns]
     return np.concatenate([np.zeros((len(frame), 0)), *parts], 1)
+
+
+def listed(names: Sequence[str], longest: int = 70) -> str:
+    """Names with commas, as many as a line holds.
+
+    >>> listed(["red", "green", "blue"], 12)
+    'red, green and 1 more'
+    """
+    shown, length = [], 0
+    for name in names:
+        length += len(name) + 2
+        if shown and length > longest:
+            return f"{', '.join(shown)} and {len(names) - len(shown)} more"
+        shown.append(shortened(name, longest))
+    return ", ".join(shown)
 
 
 # --- what a column is ---------------------------------------------------------------------------------
@@ -366,7 +408,7 @@ def laid_out(values: Any, name: str, *, as_category: bool = False) -> Column:
         return LeftOut(name, "constant") if present.nunique() < 2 else TruthColumn(name)
     if types.is_datetime64_any_dtype(values.dtype):
         return _date(values, name, day_first=False)
-    if types.is_numeric_dtype(values.dtype) and not as_category:
+    if (_is_real(values.dtype) or types.is_timedelta64_dtype(values.dtype)) and not as_category:
         return _number(values, name)
     if as_category:
         return _category(values, name)
@@ -374,9 +416,11 @@ def laid_out(values: Any, name: str, *, as_category: bool = False) -> Column:
     known = texts[~gaps]
     if not len(known):
         return LeftOut(name, "empty")
-    sample = list(dict.fromkeys(known.tolist()))[:LOOKED_AT]
+    # From the whole column: the first rows may all be of one day.
+    distinct = pandas().unique(known)
+    sample = distinct[np.linspace(0, len(distinct) - 1, min(len(distinct), LOOKED_AT)).astype(int)].tolist()
     if _share(sample, lambda text: number_of(text) is not None) >= NEARLY_ALL and len(sample) > 2:
-        return _number(values, name)
+        return _number(values, name, decimal_of(distinct.tolist()))
     if _share(sample, lambda text: bool(_DATE.match(text))) >= NEARLY_ALL:
         day_first = _is_day_first(sample)
         if as_dates(values[~gaps], day_first).notna().mean() >= NEARLY_ALL:
@@ -388,21 +432,21 @@ def _share(sample: Sequence[str], holds: Any) -> float:
     return sum(map(holds, sample)) / len(sample)
 
 
-def _number(values: Any, name: str) -> Column:
-    numbers = as_numbers(values, name)
+def _number(values: Any, name: str, decimal: str = ".") -> Column:
+    numbers = as_numbers(values, name, decimal)
     gaps = np.isnan(numbers)
     known = numbers[~gaps]
     if not len(known):
         return LeftOut(name, "empty")
     if known.min() == known.max():
-        return LeftOut(name, "constant") if not gaps.any() else NumberColumn(name, has_gaps=True)
+        return LeftOut(name, "constant") if not gaps.any() else NumberColumn(name, True, decimal=decimal)
     if not gaps.any() and (known == np.round(known)).all() and len(np.unique(known)) == len(known):
         counts_on = len(known) > 2 and bool((np.diff(known) == 1).all())
         if counts_on and (_IDENTIFIER.fullmatch(name) or _COUNTER.fullmatch(name)):
             return LeftOut(name, "numbers the rows")
         if _IDENTIFIER.fullmatch(name):
             return LeftOut(name, "identifier: another number in every row")
-    return NumberColumn(name, has_gaps=bool(gaps.any()))
+    return NumberColumn(name, has_gaps=bool(gaps.any()), decimal=decimal)
 
 
 def _category(values: Any, name: str) -> Column:
@@ -429,7 +473,7 @@ def _date(values: Any, name: str, *, day_first: bool) -> Column:
         return LeftOut(name, "empty")
     if known.min() == known.max() and not dates.isna().any():
         return LeftOut(name, "constant")
-    span = (known.max() - known.min()) / pandas().Timedelta(days=1)
+    span = np.ptp(_days_since(known, str(known.min().date())))
     whole = {"month": 60, "weekday": 7, "hour": 0}  # days that a table must span for a part to repeat
     parts = [
         part
@@ -457,33 +501,65 @@ def _part_of(dates: Any, part: str) -> np.ndarray:
 # --- values -------------------------------------------------------------------------------------------
 
 
-def number_of(text: str) -> float | None:
-    """The number that text stands for: plain, with thousands separators, a decimal comma, a currency, a %."""
-    text = _AROUND.sub("", text)
+def number_of(text: str, decimal: str = ".") -> float | None:
+    """The number that text stands for: plain, with thousands separators, a decimal comma, a currency, a %.
+
+    decimal: what 1,234 and 1.234 mean; other text can be read in one way only.
+    """
+    text = text.lstrip(_CURRENCIES).rstrip(_CURRENCIES + "%")
+    if decimal == "," and _COMMA.fullmatch(text):
+        return _with_comma(text)
     if _PLAIN.fullmatch(text):
         return float(text)
     if _THOUSANDS.fullmatch(text):
         return float(text.replace(",", ""))
     if _COMMA.fullmatch(text):
-        return float(re.sub(r"[.' ]", "", text).replace(",", "."))
+        return _with_comma(text)
     return None
 
 
-def as_numbers(values: Any, name: str) -> np.ndarray:
-    """A series as numbers, NaN where there is none; infinite ones are refused."""
+def _with_comma(text: str) -> float:
+    return float(re.sub(rf"[{_BETWEEN}]", "", text).replace(",", "."))
+
+
+def decimal_of(texts: Sequence[str]) -> str:
+    """What stands before the decimals of a column: a comma if some number of it is none otherwise."""
+    for text in texts:
+        text = text.lstrip(_CURRENCIES).rstrip(_CURRENCIES + "%")
+        if "," in text and _COMMA.fullmatch(text) and not _THOUSANDS.fullmatch(text):
+            return ","
+    return "."
+
+
+def _is_real(dtype: Any) -> bool:
     types = pandas().api.types
-    if types.is_numeric_dtype(values.dtype) or types.is_bool_dtype(values.dtype):
-        numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
+    return types.is_numeric_dtype(dtype) and not types.is_complex_dtype(dtype)
+
+
+def as_numbers(values: Any, name: str, decimal: str | None = None) -> np.ndarray:
+    """A series as numbers, durations in days, NaN where there is none; infinite ones are refused.
+
+    decimal: of text; None sees it in the text.
+    """
+    types = pandas().api.types
+    if _is_real(values.dtype) or types.is_bool_dtype(values.dtype):
+        numbers = values.astype(object) if types.is_bool_dtype(values.dtype) else values
+        numbers = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+    elif types.is_timedelta64_dtype(values.dtype):
+        numbers = values.dt.total_seconds().to_numpy(dtype=np.float64, na_value=np.nan) / 86400
     else:
         texts, gaps = as_texts(values)
         codes, distinct = pandas().factorize(texts)
-        read = [number_of(text) for text in distinct]
+        decimal = decimal or decimal_of(distinct)
+        read = [number_of(text, decimal) for text in distinct]
         table = np.array([np.nan if number is None else number for number in read] + [np.nan])
         numbers = np.where(gaps, np.nan, table[codes])
-    if np.isinf(numbers).any():
-        place = int(np.isinf(numbers).argmax())
+    beyond = np.abs(numbers) > LARGEST
+    if beyond.any():
+        place = int(beyond.argmax())
+        what = "an infinite value" if np.isinf(numbers[place]) else f"a value beyond {LARGEST:.2g}"
         raise InputError(
-            f"The column {name!r} holds an infinite value in row {int(values.index[place]) + 1}. Replace it, "
+            f"The column {name!r} holds {what} in row {int(values.index[place]) + 1}. Replace it, "
             f'or leave the column out with --set "data.drop=[{name!r}]".'
         )
     return numbers
@@ -493,21 +569,30 @@ def as_texts(values: Any) -> tuple[np.ndarray, np.ndarray]:
     """A series as text without blanks around it, and where it is missing; 3.0 and 3 are one value."""
     types = pandas().api.types
     gaps = values.isna().to_numpy()
-    if types.is_numeric_dtype(values.dtype) and not types.is_bool_dtype(values.dtype):
+    if _is_real(values.dtype) and not types.is_bool_dtype(values.dtype):
         numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
         codes, distinct = pandas().factorize(numbers)
-        texts = np.array([f"{number:.15g}" for number in distinct] + [""], dtype=object)[codes]
+        texts = np.array([_text_of(number) for number in distinct] + [""], dtype=object)[codes]
         return texts, gaps
+    if not types.is_string_dtype(values.dtype) or values.dtype == object:
+        # Values of other types may be no keys, as lists are, or equal as keys, as 1 and True are.
+        whole = values.astype(object)
+        plain = [value if isinstance(value, str) else _text_of(value) for value in whole.tolist()]
+        values = pandas().Series(plain, index=whole.index, dtype=object).mask(gaps)
     codes, distinct = pandas().factorize(values.astype(object))
-    stripped = [str(value).strip() for value in distinct] + [""]
+    stripped = [value.strip() for value in distinct] + [""]
     empty = np.array([not text or text.lower() in GAP_WORDS for text in stripped])
     texts = np.array(stripped, dtype=object)[codes]
     return texts, gaps | empty[codes]
 
 
+def _text_of(value: Any) -> str:
+    return f"{value:.15g}" if isinstance(value, float) else str(value)
+
+
 def _as_truth(values: Any, name: str) -> np.ndarray:
     if pandas().api.types.is_bool_dtype(values.dtype):
-        return values.to_numpy(dtype=np.float64, na_value=np.nan)
+        return as_numbers(values, name)
     texts, gaps = as_texts(values)
     words = {"true": 1.0, "1": 1.0, "yes": 1.0, "false": 0.0, "0": 0.0, "no": 0.0}
     known = {text: words.get(text.lower()) for text in set(texts[~gaps].tolist())}
@@ -525,8 +610,35 @@ def _is_day_first(sample: Sequence[str]) -> bool:
 def as_dates(values: Any, day_first: bool) -> Any:
     """A series as dates without time zones, NaT where there is none."""
     package = pandas()
-    if not package.api.types.is_datetime64_any_dtype(values.dtype):
+    if not isinstance(values.dtype, np.dtype | package.DatetimeTZDtype) or values.dtype.kind != "M":
         texts, gaps = as_texts(values)
-        series = package.Series(texts, index=values.index, dtype=object).mask(gaps)
-        values = package.to_datetime(series, errors="coerce", format="mixed", dayfirst=day_first, utc=True)
-    return values.dt.tz_localize(None) if values.dt.tz is not None else values
+        codes, distinct = package.factorize(texts)
+        # A time alone would be one of today, and another one tomorrow.
+        dated = [f"1970-01-01 {text}" if _TIME.fullmatch(text) else text for text in distinct]
+        found = _parsed(dated, day_first)
+        taken = found.take(np.where(gaps, len(dated), codes))
+        return package.Series(taken, index=values.index)
+    return values.dt.tz_convert(None) if values.dt.tz is not None else values
+
+
+def _parsed(texts: list[str], day_first: bool) -> Any:
+    """Different texts as dates of UTC, NaT where there is none, and NaT after the last."""
+    package = pandas()
+    series = package.Series([*texts, None], dtype=object)
+    options: dict[str, Any] = {"errors": "coerce", "dayfirst": day_first, "utc": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on formats that are not the first one's: they come next
+        found = package.to_datetime(series, **options)  # of one format, which is fast
+        rest = found.isna() & series.notna()
+        if rest.any():
+            others = package.to_datetime(series[rest], format="mixed", **options)
+            found = found.astype("datetime64[us, UTC]")
+            found[rest] = others.astype("datetime64[us, UTC]")
+    return found.dt.tz_convert(None).astype("datetime64[us]").array
+
+
+def _days_since(dates: Any, origin: str) -> np.ndarray:
+    """Days since a date; years beyond those that nanoseconds can count are fine."""
+    ticks = dates.to_numpy(dtype="datetime64[us]") - np.datetime64(origin, "us")
+    days = ticks.astype(np.int64) / 86_400e6
+    return np.where(np.isnat(ticks), np.nan, days)

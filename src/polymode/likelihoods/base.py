@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -15,6 +15,8 @@ from polymode.metrics.columns import Column
 from polymode.metrics.diversity import label_disagreement
 from polymode.trees import Tree
 
+# Options that earlier versions did not have: files that do not name them mean the defaults.
+LATER_OPTIONS = frozenset({"conformal", "noise_scale", "log_scale", "noise_rate", "temperature"})
 # What all members put out for some points [M, b, ...], the members' weights [M], the targets [b, ...].
 Seen = tuple[Tree, Tensor, Tensor]
 
@@ -226,8 +228,12 @@ class Likelihood(ABC):
         raise InputError(f"Samples of numbers need a likelihood of numbers, this one is {self.kind!r}.")
 
     def config(self) -> dict:
-        """The kind and options, as JSON values."""
-        return {"kind": self.kind} | asdict(self)
+        """The kind and options, as JSON values; those that came later only where they are set."""
+        plain = {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        unset = {
+            each.name for each in fields(self) if getattr(self, each.name) == each.default
+        } & LATER_OPTIONS
+        return {"kind": self.kind} | {name: value for name, value in plain.items() if name not in unset}
 
 
 def mixture_log_prob(likelihood: Likelihood, outputs: Tree, weights: Tensor, targets: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ from polymode.application.comparison import (
     require_validation,
     verdict_of,
 )
+from polymode.application.comparison.pilot import meaning_of
 from polymode.application.report import write_page
 from polymode.data import Task
 from polymode.errors import unknown_name
@@ -172,6 +173,9 @@ def run(options: CompareOptions) -> None:
         comparison,
         folder / "report.html",
         command=command_line("compare", replace(options, methods=labelled)),
+        about=f"{job.described()}; {meaning_of(likelihood)}"
+        if likelihood.reads == "numbers"
+        else job.described(),
     )
     verdict = verdict_of(comparison)
     if options.json:

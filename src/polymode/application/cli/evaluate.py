@@ -8,8 +8,9 @@ from typing import get_args
 from polymode.application.cli.corruptions import CorruptedImages, corruption_table, judge_run, summary_lines
 from polymode.application.cli.options import AVERAGE, JudgingOptions, UsageError, option
 from polymode.application.cli.output import console, posterior_table, print_json, reporter_of, say
-from polymode.application.cli.runs import StoredRun
+from polymode.application.cli.runs import StoredRun, seeded
 from polymode.application.comparison import judge, noise_floor_text
+from polymode.judging.evaluation import evaluate
 from polymode.judging.reference import Reference
 from polymode.posteriors.base import Averaged
 from polymode.storage import finite, write_text
@@ -81,7 +82,7 @@ def _run_on_test_data(options: EvaluateOptions, stored: StoredRun) -> None:
     elif not options.data or stored.is_own(options.data):
         ood = stored.own_ood
     reference = Reference.load(options.reference) if options.reference else None
-    found, num_examples = [], 0
+    found, after, num_examples = [], [], 0
     for index in range(stored.num_posteriors):
         reporter.say(f"judging posterior {index + 1} of {stored.num_posteriors}")
         split = stored.split(options.data, index)
@@ -97,16 +98,31 @@ def _run_on_test_data(options: EvaluateOptions, stored: StoredRun) -> None:
             average=options.average,  # type: ignore[arg-type]  # one of its choices
         )
         found.append(judged.scores)
+        if stored.is_calibrated:
+            calibrated = stored.calibrated(posterior, index, options.num_draws)
+            after.append(
+                evaluate(
+                    calibrated,
+                    split.test,
+                    num_draws=options.num_draws if posterior.num_members is None else None,
+                    generator=seeded(0),
+                    target_scale=split.preprocessing.target_scale,
+                    bins=options.calibration,
+                    average=options.average,  # type: ignore[arg-type]  # one of its choices
+                )
+            )
     reporter.close()
+    told = {"calibrated": after} if after else {}
     if options.out:
-        write_text(Path(options.out).resolve(), json.dumps(found, indent=2) + "\n")
+        both = [scores | {"calibrated": each} for scores, each in zip(found, after, strict=bool(after))]
+        write_text(Path(options.out).resolve(), json.dumps(both or found, indent=2) + "\n")
     if options.json:
         floor = {} if reference is None else {"noise_floor": reference.noise_floor}
-        print_json({"run": options.run, "posteriors": found} | floor)
+        print_json({"run": options.run, "posteriors": found} | told | floor)
         return
     title = f"{stored.stated} on {options.data or 'its test data'}"
     title += f" ({num_examples // len(found)} examples)"
-    console().print(posterior_table(title, stored.posterior(0).network.likelihood, found))
+    console().print(posterior_table(title, stored.posterior(0).network.likelihood, found, after))
     if reference is not None:
         say(options, noise_floor_text(reference))
     if options.out:

@@ -19,8 +19,8 @@ from polymode.application.cli.options import (
 from polymode.application.comparison import check_reference_for
 from polymode.application.comparison.pilot import settle_likelihood
 from polymode.application.datasets.loading import load_inputs_for_ood, load_task
+from polymode.application.recipes import held_out, path_of, suited, with_common
 from polymode.data import Task
-from polymode.data.division import with_validation
 from polymode.data.encoding import LeftOut
 from polymode.data.task import num_outputs_for
 from polymode.errors import unknown_name
@@ -188,21 +188,6 @@ def job_of(task: Task, name: str, changes: Mapping[str, Any]) -> Job:
     return Job(task, make_model(name, shape, task.num_outputs, settings), network)
 
 
-# How long a member may go without a better validation score, as a share of its epochs.
-PATIENCE = 0.25
-
-
-def held_out(task: Task, validation: str) -> Task:
-    """The task with rows to validate on, by which methods keep their best epoch; "none" leaves it alone."""
-    if validation == "none":
-        return task
-    task = with_validation(task, None if validation == "auto" else float(validation))
-    if any(split.validation is None for split in task.splits):
-        return task
-    keep = {"keep": {"type": "KeepBest", "patience": PATIENCE}}
-    return replace(task, training=keep | dict(task.training))
-
-
 def settled(
     job: Job, options: JobOptions, training: Mapping[str, Any], epochs: int, folder: Path, reporter: Reporter
 ) -> Job:
@@ -265,48 +250,13 @@ def make_methods(
     for label, method in wanted.items():
         made = make_method(method)
         if isinstance(method, str):
-            made = _with_common(made, {k: v for k, v in suggested.items() if _suits(made, k, v)})
-        methods[label] = _with_common(made, settings.get("all", {}))
+            made = suited(made, suggested)
+        methods[label] = with_common(made, settings.get("all", {}))
     for key in settings.get("all", {}):
-        if all(_path_of(method, key) is None for method in methods.values()):
+        if all(path_of(method, key) is None for method in methods.values()):
             known = {f.name for method in methods.values() for f in fields(method)}
             raise unknown_name("option of all methods", key, known)
     return {label: make_method(method, settings.get(label)) for label, method in methods.items()}
-
-
-def _suits(method: Method, key: str, value: Any) -> bool:
-    """Whether a suggestion is meant for a method: a rate is for Adam, unless it names another optimiser."""
-    if key == "keep" and not method.can_keep_best:
-        return False
-    path = _path_of(method, key)
-    if path is None or key != "optimizer" or "kind" in value:
-        return True
-    for step in path:
-        method = getattr(method, step)
-    return getattr(method, "kind", None) == "Adam"
-
-
-def _with_common(method: Method, options: Mapping[str, Any]) -> Method:
-    """The method with those options that it, or the method it is made of, has."""
-    for key, value in options.items():
-        path = _path_of(method, key)
-        if path is not None:
-            change: Any = value
-            for step in reversed(path):
-                change = {step: change}
-            method = make_method(method, change)
-    return method
-
-
-def _path_of(method: Method, key: str) -> tuple[str, ...] | None:
-    """Where a method, or the method it is made of, has an option."""
-    names = [f.name for f in fields(method)]
-    if key in names:
-        return (key,)
-    inner = getattr(method, "of", None) if "of" in names else None
-    if isinstance(inner, Method) and (below := _path_of(inner, key)) is not None:
-        return ("of", *below)
-    return None
 
 
 def wanted_methods(text: str, default: Sequence[str]) -> dict[str, str]:

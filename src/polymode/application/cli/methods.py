@@ -72,12 +72,14 @@ def run(options: MethodsOptions) -> None:
             for each in declared
         ]
         content = {"name": method.name, "summary": method.summary, "equation": equation, "cost": method.cost}
+        content |= {"best_epoch": method.best_epoch}
         print_json(content | {"options": described})
         return
     out = console()
     out.print(f"{method.name}: {method.summary}\n", markup=False)
     out.print(equation, markup=False)
-    out.print(f"\ncost: {method.cost}\n", markup=False)
+    out.print(f"\ncost: {method.cost}", markup=False)
+    out.print(f"best epoch: {plain(method.best_epoch)}\n", markup=False)
     table = Table(
         *("option", "default", "meaning"),
         title=f"options (--set {method.name}.OPTION=VALUE)",

@@ -7,22 +7,28 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+from torch import Tensor
 
 from polymode.application.cli.options import AVERAGE, ComputingOptions, UsageError, option
 from polymode.application.cli.output import console, print_json, say
 from polymode.application.cli.runs import StoredRun, seeded
-from polymode.application.datasets.tables import ROW
+from polymode.application.datasets.tables import ROW, UNLIKE
 from polymode.errors import CheckpointError, InputError
 from polymode.posteriors.base import Averaged
 from polymode.storage import write_bytes, write_text
 from polymode.training.loop.arithmetic import with_threads
+
+STRANGENESS = "strangeness"  # how far a row is from training rows
 
 ABOUT = """Predict new examples with a finished run: what is predicted and how sure it is.
 
 Classes: label, confidence, entropy (all doubt), mutual_information (disagreement of the members), and the
 probability of every class; where tokens are predicted, a row each. Regressions: mean, std (all doubt),
 member_std (disagreement), quantiles. Predictions of a table begin with the number of the row (from 1, the
-first below the column names) and the columns that --keep names."""
+first below the column names) and the columns that --keep names, and end with what tells rows unlike the
+training data: strangeness, the distance to the nearest training rows over that which 1 % of them exceed
+(above 1 a row is unlike them), and unlike, the columns whose values no training row has (new categories, gaps
+where there were none, numbers and dates more than a tenth of the range outside of it)."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +38,8 @@ class PredictOptions(ComputingOptions):
     run: str = option("", "folder of the run", place="argument")
     data: str = option(
         "",
-        "examples: a table (.csv, .tsv, .parquet, .npz), an image or a folder of them, a data set's name "
-        "(its test inputs), or package.module:callable",
+        "examples: a table (.csv, .tsv, .parquet, .feather, .xlsx, .npz), an image or a folder of them, a "
+        "data set's name (its test inputs), or package.module:callable",
         place="argument",
     )
     out: str = option("", "file to write: .csv or .npz (default: CSV on standard output)")
@@ -49,6 +55,9 @@ class PredictOptions(ComputingOptions):
     num_draws: int = option(100, "networks to draw from a posterior that can draw any number")
     seed: int = option(0, "seed of these draws")
     average: str = option("predictions", AVERAGE, choices=get_args(Averaged))
+    calibrate: bool = option(
+        False, "calibrate on the run's own validation rows, unless it was trained with --calibrate"
+    )
 
 
 def run(options: PredictOptions) -> None:
@@ -59,8 +68,11 @@ def run(options: PredictOptions) -> None:
     if options.out and kind not in (".csv", ".npz"):
         raise UsageError(f"--out {options.out!r} must end in .csv or .npz.")
     stored = StoredRun.open(options.run, options.model, [options.data], trust=options.trust)
-    posterior = stored.posterior(options.posterior)
+    posterior = stored.calibrated(
+        stored.posterior(options.posterior), options.posterior, options.num_draws, now=options.calibrate
+    )
     inputs, about = stored.inputs(options.data, options.posterior, _names(options.keep))
+    familiarity = stored.familiarity(options.posterior)
     # Where a predictive has none, the default asks for nothing.
     levels = _levels(options.quantiles) if posterior.network.likelihood.levels else ()
     with with_threads(options.threads or stored.threads):
@@ -80,7 +92,10 @@ def run(options: PredictOptions) -> None:
         raise UsageError(
             f"--keep {name}: the predictions have a column of that name. Rename it in the table."
         )
-    columns = about | columns
+    unlike = {UNLIKE: about.pop(UNLIKE)} if UNLIKE in about else {}
+    if familiarity is not None and isinstance(inputs, Tensor):
+        unlike = {STRANGENESS: familiarity.strangeness(inputs).numpy()} | unlike
+    columns = about | columns | {name: values for name, values in unlike.items() if name not in about}
     if kind == ".npz":
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **columns)  # type: ignore[arg-type]  # names are arrays
@@ -100,6 +115,13 @@ def run(options: PredictOptions) -> None:
             order = np.argsort(doubt)[::-1][:3]
             rows, first = (columns[ROW][order], 1) if ROW in columns else (order, 0)
             console().print(f"least sure: rows {', '.join(map(str, rows.tolist()))} (counted from {first})")
+        if STRANGENESS in columns:
+            strange = (columns[STRANGENESS] > 1) | (columns[UNLIKE] != "")
+            say(
+                options,
+                f"{int(strange.sum())} of {count} rows are unlike the training data: {STRANGENESS} above 1 "
+                f"(1 % of training rows are), or columns named in {UNLIKE!r}",
+            )
 
 
 def _names(text: str) -> list[str]:

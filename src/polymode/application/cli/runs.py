@@ -12,18 +12,21 @@ import torch
 from torch import Tensor
 
 from polymode.application.cli.options import UsageError
-from polymode.application.comparison import TASK_FILE, stated
+from polymode.application.comparison import CALIBRATION_FILE, TASK_FILE, stated, whole
 from polymode.application.datasets import characters
 from polymode.application.datasets.folders import read_images
 from polymode.application.datasets.loading import load_inputs_for_ood, load_labelled, load_task
 from polymode.application.datasets.tables import SUFFIXES, read_rows
+from polymode.application.recipes import held_out
 from polymode.data import Data, Preprocessing, Split, Task, arrays_of, as_tree, fingerprint
+from polymode.data.familiarity import Familiarity
 from polymode.errors import CheckpointError, InputError, require, shortened
 from polymode.imports import import_object, import_only, is_import
+from polymode.likelihoods import make_likelihood
 from polymode.models import make_model
 from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.base import MANIFEST
-from polymode.storage import entry, inside, read_document, refuse_links, well_formed
+from polymode.storage import entry, inside, read_document, read_tensors, refuse_links, well_formed
 from polymode.training.loop.arithmetic import recorded_threads
 from polymode.trees import Tree
 
@@ -150,6 +153,44 @@ class StoredRun:
             )
         return load_posterior(inside(self.folder, self.manifest["posteriors"][index]), self.model)
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether the run was made with --calibrate."""
+        return (self.folder / CALIBRATION_FILE).exists()
+
+    def calibrated(self, posterior: Posterior, index: int, num_draws: int, *, now: bool = False) -> Posterior:
+        """The posterior as it was calibrated; now: on the run's own validation rows, if it was not."""
+        path = self.folder / CALIBRATION_FILE
+        if self.is_calibrated:
+            likelihoods = entry(read_document(path, "calibration"), "likelihoods", list, path)
+            with well_formed(path):
+                likelihood = make_likelihood(likelihoods[index])
+            if likelihood.uncalibrated != posterior.network.likelihood.uncalibrated:
+                raise CheckpointError(f"{path} is damaged: it is about another likelihood than the run's.")
+            return posterior.with_likelihood(likelihood)
+        if not now:
+            return posterior
+        validation = self._own_split(index).validation
+        if validation is None:
+            raise UsageError(
+                f"--calibrate takes validation rows, and {self.folder} held none out. Train it again without "
+                "--validation none."
+            )
+        return posterior.calibrated(
+            validation, num_draws if posterior.num_members is None else None, seeded(0)
+        )
+
+    def familiarity(self, index: int) -> Familiarity | None:
+        """Typical training rows of a posterior, by which strange ones are told; None where there are none."""
+        path = self.folder / TASK_FILE
+        files = self.task.get("typical") or [None] * self.num_posteriors
+        with well_formed(path):
+            found = files[index]
+            if found is None:
+                return None
+            tensors = read_tensors(inside(self.folder, found["file"]), found["checksum"])
+        return Familiarity.from_tensors(tensors)
+
     def place(self, index: int) -> int:
         """The split that a posterior belongs to; its seeds follow each other."""
         return index // max(1, entry(self.options, "seeds", int, self.folder / MANIFEST))
@@ -214,7 +255,8 @@ class StoredRun:
         """The data the run was made with, read again."""
         settings: Any = {"data": {}} | entry({"set": {}} | self.options, "set", dict, self.folder / MANIFEST)
         options = entry(settings, "data", dict, self.folder / MANIFEST)
-        return load_task(self.spec("data"), options, likelihood=self.spec("likelihood"))
+        task = load_task(self.spec("data"), options, likelihood=self.spec("likelihood"))
+        return held_out(task, self.spec("validation") or "none")  # earlier versions held nothing out
 
     @property
     def own_ood(self) -> Data | None:
@@ -230,12 +272,17 @@ class StoredRun:
         task = self.own_task
         with well_formed(self.folder / MANIFEST):
             trained_on = self.manifest["signature"]["data"][index]
-        if place >= len(task.splits) or fingerprint(task.splits[place].train) != trained_on:
+        if place >= len(task.splits) or trained_on not in _fingerprints(task.splits[place]):
             raise CheckpointError(
                 f"{spec} has changed since the run was trained on it: test rows may have been trained on. "
                 "Give labelled rows of their own: --data FILE."
             )
         return task.splits[place]
+
+
+def _fingerprints(split: Split) -> set[str]:
+    """Of the rows that are trained on; samplers of the posterior train on those that are held out, too."""
+    return {fingerprint(split.train), fingerprint(whole(split).train)}
 
 
 def _imported_array(spec: str) -> Tensor | None:

@@ -14,6 +14,7 @@ from polymode.application.comparison.compare import (
     judge_all,
     replicates_of,
     require_validation,
+    whole,
 )
 from polymode.application.comparison.distances import distances_text, noise_floor_text
 from polymode.application.comparison.judgement import Judgement, judge
@@ -50,4 +51,5 @@ __all__ = [
     "require_validation",
     "stated",
     "verdict_of",
+    "whole",
 ]

@@ -208,7 +208,7 @@ def fit_replicates(
     through before they are predicted. initial: a posterior for each to begin at. computing: as ``fit`` has
     it.
     """
-    parts = [_whole(r.data) if method.reference else r.data for r in replicates]
+    parts = [whole(r.data) if method.reference else r.data for r in replicates]
     validation = [part.validation for part in parts]
     known: list[Data] = [part for part in validation if part is not None]
     posteriors = fit(
@@ -250,7 +250,7 @@ def _typical(replicates: Sequence[Replicate], folder: Path) -> list[dict[str, st
     return [files[replicate.split] for replicate in replicates]
 
 
-def _whole(split: Split) -> Split:
+def whole(split: Split) -> Split:
     """The split with its validation rows among those to train on: a sampler of the posterior loses none."""
     if split.validation is None:
         return split
@@ -528,10 +528,13 @@ def _learning(folder: Path) -> dict[str, Any]:
     """Means over members after every epoch, by member-epochs: validation NLL, training losses, measures."""
     epochs = epochs_of(folder)
     known = _means(epochs, lambda epoch: epoch["validation"].get("nll", []))
-    last = epochs[-1] if epochs else {}
+    trained = [epoch for epoch in epochs if epoch["learning_rates"]]
+    last = trained[-1] if trained else {}
+    # Members of a sequence are taken all along its way, not at one best epoch.
+    in_turn = sum(bool(epoch.get("restart")) for epoch in epochs) > 1
     return {
         "stopped": bool(last.get("stopped")),
-        "keeps": bool(last.get("keeps_best")),
+        "keeps": bool(last.get("keeps_best")) and not in_turn,
         "member_epochs": [epoch["member_epochs"] for epoch, _ in known],
         "validation_nll": [mean for _, mean in known],
         "trace": _trace(epochs),

@@ -28,7 +28,7 @@ def settle_likelihood(
     model_for: Callable[[Likelihood], Model],
     member: Method,
     epochs: int,
-    folder: Path,
+    folder: Path | None,
     reporter: Reporter,
     **computing: Unpack[ComputingSettings],
 ) -> Task:
@@ -36,11 +36,11 @@ def settle_likelihood(
 
     A trial is a small ensemble of ``member`` on each of the first splits. The first likelihood, the plainest,
     stays unless another one is better by more than a standard error over validation rows. What was found is
-    kept in the folder, so that a run that goes on does not look again.
+    kept in the folder, where there is one, so that a run that goes on does not look again.
     """
     if len(task.likelihoods) < 2 or any(split.validation is None for split in task.splits):
         return task
-    saved = _saved(folder, task.likelihoods)
+    saved = None if folder is None else _saved(folder, task.likelihoods)
     if saved is None:
         reporter.say(f"{task.name}: which noise suits it? a short trial of {len(task.likelihoods)} kinds")
         splits = task.splits[:PILOT_SPLITS]
@@ -55,7 +55,8 @@ def settle_likelihood(
             "validation_log_density": told,
             "chosen": saved,
         }
-        write_document(folder / PILOT_FILE, "pilot", content)
+        if folder is not None:
+            write_document(folder / PILOT_FILE, "pilot", content)
     chosen = task.likelihoods[saved]
     reporter.say(f"{task.name}: {meaning_of(chosen)}")
     outputs = num_outputs_for(chosen, task.splits[0].train)

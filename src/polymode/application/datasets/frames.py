@@ -14,7 +14,9 @@ from polymode.errors import InputError, require, shortened, unknown_name
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".parquet", ".feather", ".xlsx")
-ENCODINGS = ("utf-8-sig", "cp1252", "latin-1")
+
+
+_NAMELESS = re.compile(r"Unnamed: \d+")
 
 
 def is_frame(value: Any) -> bool:
@@ -26,6 +28,7 @@ def as_frame(value: Any, what: str = "The table") -> Any:
     """A frame of pandas or polars as one of pandas with names of text and rows counted from 0."""
     package = pandas()
     if type(value).__module__.split(".")[0] == "polars":
+        value = value.collect() if hasattr(value, "collect") else value
         value = package.DataFrame({name: value[name].to_list() for name in value.columns})
     require(isinstance(value, package.DataFrame), f"{what} is a {type(value).__name__}, not a data frame.")
     require(
@@ -61,12 +64,19 @@ def read_frame(
 
 def _read_text(path: Path, separator: str | None, decimal: str | None, encoding: str | None) -> Any:
     package = pandas()
-    encoding = encoding or _encoding_of(path)
-    separator = separator or separator_of(path, encoding)
-    require(len(separator) >= 1, f"separator={separator!r} must be a character, such as ';'.")
+    require(
+        separator is None or (isinstance(separator, str) and len(separator) == 1),
+        f"separator={separator!r} must be a character, such as ';'.",
+    )
     require(decimal in (None, ".", ","), f"decimal={decimal!r}: allowed are '.' and ','.")
-    numbers = {} if decimal is None else {"decimal": decimal, "thousands": "." if decimal == "," else ","}
+    encoding = encoding or _encoding_of(path)
     try:
+        separator = separator or separator_of(path, encoding)
+        require(decimal != separator, f"decimal={decimal!r} is what {path} is split at.")
+        thousands = {",": ".", ".": ","}.get(decimal or "")
+        numbers = {} if decimal is None else {"decimal": decimal}
+        if thousands not in (None, separator):
+            numbers["thousands"] = thousands
         # Blank lines are read and dropped, so that row numbers stay line numbers.
         with warnings.catch_warnings():
             warnings.simplefilter("error", package.errors.ParserWarning)  # fewer names than columns
@@ -90,7 +100,16 @@ def _read_text(path: Path, separator: str | None, decimal: str | None, encoding:
             na_filter=False,
             encoding=encoding,
         )
-    except (ValueError, LookupError, package.errors.ParserError, package.errors.ParserWarning) as error:
+    except InputError:
+        raise
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        OverflowError,
+        package.errors.ParserError,
+        package.errors.ParserWarning,
+    ) as error:
         reason = shortened(" ".join(str(error).split()))
         raise InputError(
             f"{path} cannot be read as a table ({reason}). Check its separator (data.separator), its rows "
@@ -99,7 +118,12 @@ def _read_text(path: Path, separator: str | None, decimal: str | None, encoding:
     frame.columns = frame.columns.map(str)
     _check_header(list(frame.columns), path, separator)
     check_different([name for name in header.iloc[0] if name], str(path))
-    return frame
+    return _without_empty(frame)
+
+
+def _without_empty(frame: Any) -> Any:
+    """The frame without empty columns that have no name, such as separators at the ends of lines make."""
+    return frame[[name for name in frame if not (_NAMELESS.fullmatch(name) and frame[name].isna().all())]]
 
 
 def _encoding_of(path: Path) -> str:
@@ -127,7 +151,7 @@ def separator_of(path: Path, encoding: str | None = None) -> str:
     """The usual one of the file's ending, or what its first line is split by instead."""
     usual = SEPARATORS[path.suffix.lower()]
     with path.open(errors="replace", encoding=encoding) as file:
-        first = file.readline()
+        first = re.sub(r'"[^"]*"', "", file.readline())
     counts = {each: first.count(each) for each in (";", "\t", "|", ",")}
     if counts[";"] > counts[","]:  # a name may hold a comma where they are split by something else
         return ";"
@@ -136,13 +160,24 @@ def separator_of(path: Path, encoding: str | None = None) -> str:
 
 
 def _read_excel(path: Path, sheet: str | int) -> Any:
+    require(
+        isinstance(sheet, str | int) and not isinstance(sheet, bool),
+        f"sheet={sheet!r} must be the name of a sheet, or its number counted from 0.",
+    )
     try:
-        return pandas().read_excel(path, sheet_name=sheet, engine="openpyxl")
+        with pandas().ExcelFile(path, engine="openpyxl") as file:
+            frame = pandas().read_excel(file, sheet_name=sheet)
+            header = pandas().read_excel(file, sheet_name=sheet, header=None, nrows=1)
     except ImportError:
         raise InputError("Reading Excel files needs openpyxl: pip install 'polymode[data]'.") from None
     except Exception as error:  # archives, documents and cells fail in errors of many classes
         reason = shortened(" ".join(str(error).split()))
         raise InputError(f"{path} cannot be read as Excel, sheet {sheet!r} ({reason}).") from error
+    frame.columns = frame.columns.map(str)
+    _with_rows(frame, str(path))
+    _check_header(list(frame.columns), path, "")
+    check_different([str(name) for name in header.iloc[0].dropna()], str(path))
+    return _without_empty(frame)
 
 
 def _read_arrow(path: Path) -> Any:
@@ -169,7 +204,7 @@ def _with_rows(frame: Any, what: str) -> Any:
 
 
 def _check_header(names: list[str], path: Path, separator: str) -> None:
-    if all(number_of(re.sub(r"\.\d+$", "", name)) is not None for name in names):
+    if names and all(number_of(re.sub(r"\.\d+$", "", name)) is not None for name in names):
         raise InputError(
             f"The first line of {path} holds numbers ({', '.join(names[:3])}); write a line of column names "
             "above it."
@@ -201,6 +236,7 @@ def kept_columns(
             raise unknown_name(f"column to keep of {path}", name, known)
     if not names or path.suffix.lower() not in SEPARATORS:
         return {name: _plain_or_text(frame[name]) for name in names}
+    names = list(dict.fromkeys(names))
     places = [known.index(name) for name in names]
     encoding = _encoding_of(path)
     text = pandas().read_csv(

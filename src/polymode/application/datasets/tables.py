@@ -20,7 +20,9 @@ from polymode.application.datasets.arrays import array_names, npz_arrays, npz_in
 from polymode.application.datasets.frames import as_frame, is_frame, kept_columns, read_frame
 from polymode.data.division import divided, group_numbers
 from polymode.data.encoding import (
+    LARGEST,
     Column,
+    DateColumn,
     LeftOut,
     as_dates,
     as_numbers,
@@ -51,6 +53,9 @@ MOST_INTEGER_CLASSES = 20
 SMALL_TABLE, SMALL_SPLITS = 2000, 3
 # Nats a row by which a logarithmic scale must describe the targets better to be taken.
 LOG_GAIN = 0.1
+# The network, and what a method may spend: enough for some thousand steps of five networks.
+HIDDEN = (64, 64)
+STEPS, LEAST_BUDGET, MOST_BUDGET = 8000, 100, 500
 # Inputs beyond so many robust deviations are pressed together.
 BOUND = 3.0
 
@@ -135,22 +140,35 @@ def table(
     found = []
     for train, test in divisions:
         columns = tuple(column.fitted(plan.frame[column.name].iloc[train.numpy()]) for column in plan.columns)
-        split = _encoded_split(plan, columns, targets, classes, train, test, made, batch_size)
+        split = encoded_split(
+            plan.frame, columns, plan.target, targets, classes, train, test, made, batch_size
+        )
+        groups = None if plan.groups is None else plan.groups[train]
+        split = replace(split, groups=groups, ordered=plan.ordered)
         found.append(_with_own_validation(split, num_validation, bool(classes), len(found)))
     return Task(
         name,
         found,
-        likelihood=likelihood or made,
+        likelihood=made if scale == "log" else likelihood or made,
         num_outputs=len(made.class_names(len(classes))) or num_outputs_for(made, found[0].train),
         likelihoods=others,
         remarks=remarks,
-        **_recipe(found[0].train.num_examples),
+        **recipe(found[0].train.num_examples),
     )
 
 
-def _recipe(num_rows: int) -> dict[str, Any]:
+def recipe(num_rows: int) -> dict[str, Any]:
     """The network, the training and the budget that suit a table, found as docs/results.md says."""
-    return {"model": "mlp"}
+    steps = -(-num_rows // batch_size_for(num_rows))
+    return {
+        "model": "mlp",
+        "model_options": {"hidden": list(HIDDEN)},
+        "training": {
+            "optimizer": {"kind": "AdamW", "lr": 3e-3, "decay_all": False, "weight_decay": 0.01},
+            "schedule": {"type": "Cosine", "final": 0.05},
+        },
+        "budget": float(min(MOST_BUDGET, max(LEAST_BUDGET, round(STEPS / steps)))),
+    }
 
 
 @dataclass(frozen=True)
@@ -164,11 +182,6 @@ class _Plan:
     ordered: bool
     remarks: tuple[str, ...]
 
-    @property
-    def used(self) -> tuple[str, ...]:
-        """The columns that become inputs."""
-        return tuple(column.name for column in self.columns if column.features)
-
 
 def _planned(
     frame: Any,
@@ -181,6 +194,8 @@ def _planned(
 ) -> _Plan:
     names = [str(name) for name in frame.columns]
     drop, categories = ([each] if isinstance(each, str) else list(each) for each in (drop, categories))
+    drop, categories = list(map(str, drop)), list(map(str, categories))
+    target, group, order = (None if name is None else str(name) for name in (target, group, order))
     for kind, some in (
         ("column to drop", drop),
         ("category", categories),
@@ -203,13 +218,23 @@ def _planned(
         frame = frame[~gaps]
     require(len(frame) > 0, f"No row of {what} has a {target!r}.")
     if order is not None:
-        frame = _in_order(frame, order, what)
+        require(order != target, f"order={order!r} is the target.")
+        require(
+            group is None,
+            f"group={group!r} and order={order!r}: the last rows cannot be whole groups. Give one.",
+        )
+        dated = _in_order(frame, order, what)
+        if len(dated) < len(frame):
+            remarks.append(f"{len(frame) - len(dated)} rows have no {order!r} and are left out")
+        frame = dated
     groups = None
     if group is not None:
         require(group != target, f"group={group!r} is the target.")
         groups = group_numbers(as_texts(frame[group])[0].tolist())
     others = [name for name in kept if name not in (target, group)]
     columns = tuple(laid_out(frame[name], name, as_category=name in categories) for name in others)
+    dates = [column for column in columns if isinstance(column, DateColumn)]  # they take long: read once
+    frame = frame.assign(**{each.name: as_dates(frame[each.name], each.day_first) for each in dates})
     if group is not None:
         columns = (*columns, LeftOut(group, "groups the rows"))
     for column in columns:
@@ -242,9 +267,10 @@ def _in_order(frame: Any, order: str, what: str) -> Any:
     return frame.loc[keys.index]
 
 
-def _encoded_split(
-    plan: _Plan,
+def encoded_split(
+    frame: Any,
     columns: tuple[Column, ...],
+    target: str,
     targets: Tensor,
     classes: Sequence[str],
     train: Tensor,
@@ -252,15 +278,16 @@ def _encoded_split(
     likelihood: Likelihood,
     batch_size: int | None,
 ) -> Split:
-    raw = torch.from_numpy(encoded(columns, plan.frame))
+    """Rows of a frame to train and to test on, as fitted columns encode them; targets: of all rows."""
+    raw = torch.from_numpy(encoded(columns, frame))
     is_scaled = torch.tensor([each for column in columns for each in column.is_scaled])
     shift, spread = _robust(raw[train], is_scaled)
     ready = Preprocessing(
         source="table",
         input_shift=tuple(shift.tolist()),
         input_scale=tuple(spread.tolist()),
-        columns=plan.used,
-        target=plan.target,
+        columns=tuple(column.name for column in columns if column.features),
+        target=target,
         classes=tuple(classes),
         encoding=columns,
         bound=BOUND,
@@ -273,8 +300,7 @@ def _encoded_split(
         some = targets[rows] if classes else ready.targets(targets[rows]).float()
         return ArrayData(ready.inputs(raw[rows]), some, batch_size=size)
 
-    groups = None if plan.groups is None else plan.groups[train]
-    return Split(data(train), data(test), None, ready, groups, plan.ordered)
+    return Split(data(train), data(test), None, ready)
 
 
 def batch_size_for(num_rows: int) -> int:
@@ -285,11 +311,10 @@ def batch_size_for(num_rows: int) -> int:
 def _robust(raw: Tensor, is_scaled: Tensor) -> tuple[Tensor, Tensor]:
     """Median and robust deviation of numbers, 0 and 1 of what is a mark already; a constant has scale 0."""
     mean, std = mean_and_scale(raw, [0])
-    low, middle, high = (
-        (raw.quantile(level, 0) for level in (0.25, 0.5, 0.75))
-        if len(raw) < 2**20
-        else (torch.from_numpy(np.quantile(raw.numpy(), level, 0)) for level in (0.25, 0.5, 0.75))
-    )
+    low, middle, high = mean.clone(), mean.clone(), mean.clone()
+    for place in is_scaled.nonzero().flatten().tolist():  # marks are many, and have no use for quartiles
+        quartiles = np.quantile(raw[:, place].numpy(), [0.25, 0.5, 0.75])
+        low[place], middle[place], high[place] = map(float, quartiles)
     # 1.349 is the distance of a Gaussian's quartiles. Where half of the rows have one value, it is 0.
     robust = (high - low) / 1.349
     spread = torch.where(robust > 0.01 * std, robust, std)
@@ -326,8 +351,21 @@ def _meaning(
     if likelihood is not None or classes:
         made = make_likelihood(likelihood or "categorical")
         if scale == "log":
+            require(not classes, "scale='log' is one of numbers; the target has classes. Leave it out.")
             made = made.on_log_scale(_log_scale(targets, train))
         return made, ()
+    return likelihoods_for((), targets, train, scale)
+
+
+def likelihoods_for(
+    classes: Sequence[str], targets: Tensor, train: Tensor, scale: str = "auto"
+) -> tuple[Likelihood, tuple[Likelihood, ...]]:
+    """What targets mean unless told otherwise, and what else they might: validation decides among these.
+
+    targets: of all rows; train: of those to train on, which decide about the scale.
+    """
+    if classes:
+        return make_likelihood("categorical"), ()
     log_scale = None
     if scale == "log" or (scale == "auto" and is_better_on_log_scale(targets, train)):
         log_scale = _log_scale(targets, train)
@@ -487,7 +525,7 @@ def _read(
 def _encode(frame: Any, preprocessing: Preprocessing, path: Path, others: set[str]) -> np.ndarray:
     """The raw inputs of a frame; others: columns that are none, where a network knows no names."""
     names = [str(name) for name in frame.columns]
-    if not preprocessing.columns:
+    if not preprocessing.columns and not preprocessing.encoding:
         found = [name for name in names if name not in others]
         warnings.warn(
             f"The network was trained on data without names of columns: those of {path} are taken in their "
@@ -495,7 +533,8 @@ def _encode(frame: Any, preprocessing: Preprocessing, path: Path, others: set[st
             stacklevel=5,
         )
     else:
-        found = list(preprocessing.columns)
+        found = [column.name for column in preprocessing.encoding if column.features]
+        found = found or list(preprocessing.columns)
         missing = [name for name in found if name not in names]
         require(
             not missing,
@@ -639,6 +678,10 @@ def _maybe(rows: Rows, index: Tensor) -> Rows | None:
 
 
 def _existing(path: Path | str) -> Path:
+    require(
+        isinstance(path, str | Path),
+        f"A table is a path or a data frame of pandas or polars, got {type(path).__name__}.",
+    )
     path = Path(path)
     require(
         path.suffix.lower() in SUFFIXES,
@@ -664,10 +707,14 @@ def _kind_of_task(task: str | None, likelihood: str | Likelihood | None) -> str 
 def _plain(column: Any, task: str | None) -> np.ndarray:
     """Values of a target column without gaps; numbers written as text are numbers."""
     types = pandas().api.types
+    is_category = isinstance(column.dtype, pandas().CategoricalDtype)
     if types.is_bool_dtype(column.dtype):
         return column.to_numpy(dtype=np.bool_)
+    if types.is_timedelta64_dtype(column.dtype):
+        return as_numbers(column, str(column.name))
     if types.is_integer_dtype(column.dtype):
-        return column.to_numpy(dtype=np.int64)
+        values = column.to_numpy()
+        return column.to_numpy(dtype=np.float64 if values.max() >= 2**63 else np.int64)
     if types.is_float_dtype(column.dtype):
         values = column.to_numpy(dtype=np.float64)
         # Whole numbers beside gaps are read as floating point.
@@ -676,11 +723,11 @@ def _plain(column: Any, task: str | None) -> np.ndarray:
         )
         return values.astype(np.int64) if whole else values
     texts, _ = as_texts(column)
-    if task != "classification":
+    if task == "regression" or (task is None and not is_category):  # categories of pandas are classes
         numbers = [number_of(text) for text in dict.fromkeys(texts.tolist())]
         if all(number is not None for number in numbers):
             return _plain(pandas().Series(as_numbers(column, str(column.name))), task)
-    return texts.astype(str)
+    return texts
 
 
 def _is_classification(raw: np.ndarray, task: str | None, what: str) -> bool:
@@ -731,6 +778,10 @@ def _targets(raw: np.ndarray, classes: Sequence[str], what: str) -> Tensor:
             )
         values = torch.from_numpy(raw.astype(np.float64))
         require(bool(values.isfinite().all()), f"{what} holds infinite values. Remove those rows.")
+        require(
+            bool((values.abs() <= LARGEST).all()),
+            f"{what} holds values beyond {LARGEST:.2g}. Use another unit.",
+        )
         return values
     number = {name: index for index, name in enumerate(classes)}
     names = [_class_name(value) for value in raw.tolist()]

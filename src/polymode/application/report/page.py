@@ -6,7 +6,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from polymode.application.comparison import Comparison, Result, Summary, noise_floor_text
+from polymode.application.comparison import Comparison, Result, Summary, noise_floor_text, verdict_of
 from polymode.application.plots import (
     coverage_figure,
     doubt_figure,
@@ -29,13 +29,20 @@ TEMPLATE = Path(__file__).with_name("page.html")
 REMAINING = "_remaining"  # how the names of measures end that are shares of a dense network
 
 
-def write_page(comparison: Comparison, path: str | Path, *, command: str = "") -> Path:
-    """Write the page and return where it is; ``command`` is what a reader would type to make it again."""
+def write_page(comparison: Comparison, path: str | Path, *, command: str = "", about: str = "") -> Path:
+    """Write the page and return where it is.
+
+    command: what a reader would type to make it again. about: what the data are, in a line.
+    """
     require_plotly()
     figures = "\n".join(_figure(*entry) for entry in _figures(comparison))
     body = Template(TEMPLATE.read_text()).substitute(
         title=_escape(comparison.title),
+        about=_escape(about),
+        verdict=_verdict(comparison),
         summary=_summary(comparison),
+        marks=_marks(comparison),
+        calibration=_calibration(comparison),
         repetitions=f"Mean ± one standard error over {comparison.repetitions}."
         if comparison.repetitions
         else "One split, one seed: no standard errors.",
@@ -54,10 +61,48 @@ def write_page(comparison: Comparison, path: str | Path, *, command: str = "") -
 # --- words and tables ----------------------------------------------------------------------------------
 
 
+def _verdict(comparison: Comparison) -> str:
+    """What is recommended, and whether a network is worth it."""
+    verdict = verdict_of(comparison)
+    if verdict is None:
+        return ""
+    return f'<p class="summary">{"<br>".join(_escape(line.strip()) for line in verdict.lines)}</p>'
+
+
+def _marks(comparison: Comparison) -> str:
+    """Trainings that went on for too long or not long enough."""
+    marked = [f"{_escape(r.label)} is <b>{r.mark}</b>" for r in comparison.results if r.mark]
+    if not marked:
+        return ""
+    return (
+        f'<p class="note">{"; ".join(marked)}. Over-trained: its validation NLL ends above its best epoch, '
+        "and it does not go back to that. Under-trained: it was still falling when the budget was spent.</p>"
+    )
+
+
+def _calibration(comparison: Comparison) -> str:
+    """Scores before and after calibration, where it was asked for."""
+    known = [result for result in comparison.methods if result.calibrated]
+    if not known:
+        return ""
+    columns = [c for c in comparison.shown_columns() if c.key in known[0].calibrated[0]]
+    rows = []
+    for result in known:
+        cells = []
+        for column in columns:
+            before = result.summary(column.key)
+            after = sum(scores[column.key] for scores in result.calibrated) / len(result.calibrated)
+            shown = "–" if before is None else f"{before.mean:.{column.digits}f}"
+            cells.append(f"{shown} → {after:.{column.digits}f}")
+        rows.append([f"<b>{_escape(result.stated)}</b>", *cells])
+    head = ["method", *(_escape(column.title) for column in columns)]
+    return f'<h2>Before and after calibration</h2><div class="scroll">{_table(head, rows)}</div>'
+
+
 def _summary(comparison: Comparison) -> str:
     """One sentence with the answer a reader came for."""
     first = comparison.results[0]
-    gains = [(r, g) for r in comparison.results if (g := comparison.gain(r)) is not None]
+    gains = [(r, g) for r in comparison.methods if (g := comparison.gain(r)) is not None]
     if not gains:
         return f"One method, {_escape(first.label)}: add others with --methods to compare."
     decided = [(r, g) for r, g in gains if g.is_decided and g.mean > 0]
@@ -102,10 +147,18 @@ def _scores_table(comparison: Comparison) -> str:
     arrows = {"high": " ↑", "low": " ↓"}
     head = ["method"] + [_escape(c.title) + arrows.get(str(c.better), "") for c in columns]
     rows = [
-        [f"<b>{_escape(result.stated)}</b>"] + [_cell(comparison, result, column) for column in columns]
+        [_named(result)] + [_cell(comparison, result, column) for column in columns]
         for result in comparison.results
     ]
     return _table(head, rows)
+
+
+def _named(result: Result) -> str:
+    """The label of a result: methods in bold, with what their training did wrong; baselines in italics."""
+    if result.is_baseline:
+        return f"<i>{_escape(result.stated)}</i> (scikit-learn)"
+    mark = f' <span class="mark">{result.mark}</span>' if result.mark else ""
+    return f"<b>{_escape(result.stated)}</b>{mark}"
 
 
 def _floor(reference: Reference) -> str:
@@ -136,7 +189,7 @@ def _price_table(comparison: Comparison) -> str:
     for result in comparison.results:
         rows.append(
             [
-                f"<b>{_escape(result.stated)}</b>",
+                _named(result),
                 _gain_cell(comparison.gain(result), comparison.quality.digits),
                 f"{result.price['member_epochs']:,.0f}",
                 f"{result.price['seconds']:,.1f} (×{result.price['seconds'] / first.price['seconds']:.2g})",
@@ -181,7 +234,8 @@ def _figures(comparison: Comparison) -> Iterator[tuple[Any, str]]:
     if len(results) > 1:
         caption = "Gain over the first method against seconds of training; bars are one standard error."
         yield gain_figure(comparison.quality.title, _gains(comparison)), caption
-    yield _price(comparison, results)
+    networks = {label: result for label, result in results.items() if not result.is_baseline}
+    yield _price(comparison, networks)
     traces = {label: t for label, r in results.items() if (t := r.learning.get("trace")) and t["loss"]}
     if traces:
         yield trace_figure(traces), _about_traces(traces) + pooled

@@ -195,7 +195,7 @@ def test_truth_values_are_0_and_1_and_one_half_where_they_are_missing():
     new = pd.Series(["yes", "FALSE", "1", None], dtype=object)
     assert column.encode(new).tolist() == [[1], [0], [1], [0.5]]
     assert column.strange(new).tolist() == [False, False, False, True]
-    with pytest.raises(InputError, match="'c' holds truth values, got .*maybe"):
+    with pytest.raises(InputError, match=r"'c' holds truth values, got .*maybe"):
         column.encode(pd.Series(["maybe"]))
 
 
@@ -318,7 +318,14 @@ COLUMNS = (
 
 def document():
     width = sum(len(column.features) for column in COLUMNS)
-    ready = Preprocessing("table", (0.0,) * width, (1.0,) * width, columns=("n", "t", "k", "d"), encoding=COLUMNS, bound=3.0)  # fmt: skip
+    ready = Preprocessing(
+        source="table",
+        input_shift=(0.0,) * width,
+        input_scale=(1.0,) * width,
+        columns=("n", "t", "k", "d"),
+        encoding=COLUMNS,
+        bound=3.0,
+    )
     return ready, json.loads(json.dumps(ready.config()))
 
 

@@ -39,6 +39,7 @@ from polymode.application.comparison import (
     verdict_of,
 )
 from polymode.application.comparison.pilot import meaning_of
+from polymode.application.datasets import frames
 from polymode.application.report import write_page
 from polymode.data import Task
 from polymode.errors import unknown_name
@@ -119,6 +120,7 @@ def _earlier_methods(folder: Path) -> dict[str, str]:
 def run(options: CompareOptions) -> None:
     """Compare, print the tables, write the page."""
     wanted = wanted_methods(options.methods, COMPARED)
+    options = _with_splits(options)
     if options.reference:
         options = replace(options, validation="none")  # a posterior is that of all training rows
     job = load_job(options)
@@ -196,6 +198,14 @@ def run(options: CompareOptions) -> None:
         say(options, line)
     say(options, f"results  {folder}/results.csv, {folder}/results.json")
     say(options, f"page     {page}")
+
+
+def _with_splits(options: CompareOptions) -> CompareOptions:
+    """The options with several splits of a small table: the test rows of one say too little."""
+    given = options.set.get("data", {})
+    if Path(options.data).suffix.lower() not in frames.SUFFIXES or "splits" in given or options.reference:
+        return options
+    return replace(options, set=options.set | {"data": given | {"splits": None}})
 
 
 def _baselines(text: str, likelihood: Likelihood, task: Task, reporter: Reporter) -> tuple[str, ...]:

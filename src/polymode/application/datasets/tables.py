@@ -24,6 +24,7 @@ from polymode.data.encoding import (
     Column,
     DateColumn,
     LeftOut,
+    NumberColumn,
     as_dates,
     as_numbers,
     as_texts,
@@ -68,7 +69,7 @@ def table(
     task: str | None = None,
     test_share: float = 0.2,
     num_validation: int = 0,
-    splits: int | None = None,
+    splits: int | None = 1,
     batch_size: int | None = None,
     separator: str | None = None,
     decimal: str | None = None,
@@ -86,8 +87,8 @@ def table(
     target: the column to predict, the last one where not given. task: "classification" or "regression"; where
     not given, the likelihood says it, and without one text, truth values and integers of at most 20 values
     are classes, other numbers are regressed. likelihood: what the target means (default: "categorical", or
-    what suits the numbers). splits: so many random splits, each with ``test_share`` of the rows as test data
-    (default: 3 for tables of fewer than 2,000 rows, else 1). num_validation: rows held out of the training
+    what suits the numbers). splits: so many random splits, each with ``test_share`` of the rows as test data;
+    None means 3 for tables of fewer than 2,000 rows, else 1. num_validation: rows held out of the training
     rows. drop: columns to leave out. categories: columns of numbers that are names, such as postal codes.
     group: a column whose rows stay together. order: a column by which rows are put in order, of which the
     last are tested on. scale: of the target, "linear", "log" or "auto". separator, decimal, encoding, sheet:
@@ -110,6 +111,9 @@ def table(
         frame = read_frame(_existing(source), separator, decimal, encoding, sheet)
         name, what = Path(source).stem, str(source)
     plan = _planned(frame, what, target, drop, categories, group, order)
+    if decimal is not None and not is_frame(source):  # what was said of this file holds for new ones
+        said = [replace(c, decimal=decimal) if isinstance(c, NumberColumn) else c for c in plan.columns]
+        plan = replace(plan, columns=tuple(said))
     remarks = list(plan.remarks)
     about_target = f"The target {plan.target!r} of {what}"
     raw = _plain(plan.frame[plan.target], task)

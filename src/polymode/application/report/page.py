@@ -66,7 +66,7 @@ def _verdict(comparison: Comparison) -> str:
     verdict = verdict_of(comparison)
     if verdict is None:
         return ""
-    return f'<p class="summary">{"<br>".join(_escape(line.strip()) for line in verdict.lines)}</p>'
+    return f'<p class="verdict">{"<br>".join(_escape(" ".join(line.split())) for line in verdict.lines)}</p>'
 
 
 def _marks(comparison: Comparison) -> str:

@@ -16,12 +16,12 @@ BEGIN, END = "<!-- options: written by make docs -->", "<!-- end of options -->"
 
 
 def table(method: type[Method]) -> str:
-    """The options of a method as a table in Markdown."""
+    """The options of a method as a table in Markdown, and what its best epoch is."""
     rows = ["| option | default | meaning |", "| --- | --- | --- |"]
     for each in options_of(method):
         meaning = each.meaning.replace("|", "\\|")
         rows.append(f"| `{each.name}` | `{as_typed(each.default)}` | {meaning} |")
-    return "\n".join(rows)
+    return "\n".join([*rows, "", f"Best epoch: {method.best_epoch}."])
 
 
 def with_table(page: str, method: type[Method]) -> str:

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from forks import fork
 from polymode.application.cli.compare import ABOUT, CompareOptions
@@ -62,6 +63,27 @@ def test_other_configs_can_be_followed(path):
     for method in methods.values():
         sized, epochs = method.for_budget(options.budget)
         assert sized.total_chains * epochs == pytest.approx(options.budget, rel=0.05)
+
+
+def kind_of(path):
+    """The options of the command that a config is for."""
+    names = yaml.safe_load(path.read_text()).keys()
+    if "methods" in names:
+        return CompareOptions
+    return TrainOptions if "method" in names else ReferenceOptions
+
+
+@pytest.mark.parametrize(
+    "path", sorted(EXPERIMENTS.glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}"
+)
+def test_published_protocols_hold_out_what_they_say_and_nothing_else(path):
+    """Rows that a protocol validates on are options of its data; no best epochs are kept unless it says so."""
+    options = parse(kind_of(path), "any", ABOUT, ["--config", str(path)])
+    assert options.validation == "none"
+    if isinstance(options, CompareOptions):
+        assert options.baselines == "none"
+        assert options.equal == "budget"
+        assert options.seeds > 0  # as many as it says
 
 
 # --- ensemble model patching (Chang et al. 2019) ---------------------------------------------------------

@@ -38,6 +38,20 @@ OPTION_TYPES: dict[str, type] = {
     for kind in _types_in(each.annotation)
 }
 
+# Words that stand in the place of such a type, such as "last" in that of KeepBest.
+OPTION_WORDS: dict[str, set[str]] = {
+    name: {
+        word
+        for method in METHODS.values()
+        for each in options_of(method)
+        if kind in _types_in(each.annotation)
+        for part in typing.get_args(each.annotation)
+        if typing.get_origin(part) is typing.Literal
+        for word in typing.get_args(part)
+    }
+    for name, kind in OPTION_TYPES.items()
+}
+
 
 def make_method(method: str | Mapping[str, Any] | Method, options: Mapping[str, Any] | None = None) -> Method:
     """A method from its name, or from a description, with options changed.
@@ -107,6 +121,8 @@ def _changed(base: Any, change: Any, where: str) -> Any:
             )
         return dict(change) if isinstance(change, Mapping) else change
     marker = "name" if "name" in base else "type"
+    if marker == "type" and isinstance(change, str) and change in OPTION_WORDS.get(base["type"], ()):
+        return change
     if isinstance(change, str):  # a name alone stands for the thing with its defaults
         change = {marker: change}
     if not isinstance(change, Mapping):

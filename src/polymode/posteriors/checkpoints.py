@@ -59,9 +59,10 @@ def from_state_dicts(
                 "module.state_dict(), or paths of files."
             )
         given = read_state_dict(state) if isinstance(state, str | Path) else state
-        given = _without_prefixes({str(name): tensor for name, tensor in given.items()}, expected)
-        if not added <= given.keys() and calibrate is not None:
-            given = {name: whole.get_parameter(name).detach() for name in added} | given  # a place to begin
+        given = {str(name): tensor for name, tensor in given.items()}
+        if calibrate is not None and not added <= _without_prefixes(given, expected).keys():
+            given = _with_places(_without_prefixes(given, tensors_of(module)), added, whole)
+        given = _without_prefixes(given, expected)
         if not added <= given.keys():
             raise InputError(
                 f"The likelihood {likelihood.kind!r} learns {', '.join(sorted(added))!r} beside the network, "
@@ -85,6 +86,13 @@ def _with_noise(module: nn.Module, likelihood: Likelihood) -> tuple[nn.Module, f
         inner: str = getattr(whole, "wraps", "")
         return whole, frozenset(n for n, _ in whole.named_parameters() if not n.startswith(f"{inner}."))
     return module, frozenset()
+
+
+def _with_places(given: Mapping[str, Any], added: frozenset[str], whole: nn.Module) -> dict[str, Any]:
+    """A state of the user's network as part of the whole, with what it lacks as the whole begins with it."""
+    inner: str = getattr(whole, "wraps", "")
+    begun = {name: whole.get_parameter(name).detach() for name in added}
+    return begun | {f"{inner}.{name}": tensor for name, tensor in given.items()}
 
 
 def read_state_dict(path: str | Path) -> Tensors:

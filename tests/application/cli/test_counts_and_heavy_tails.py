@@ -10,6 +10,7 @@ import pytest
 from command_line import polymode
 
 SMALL = ("--set", "model.hidden=[8]", "--set", "all.optimizer.lr=0.02", "--quiet")
+ALONE = ("--validation", "none", "--baselines", "none", "--set", "data.splits=1")
 
 
 def write(path, names, columns):
@@ -22,7 +23,10 @@ def write(path, names, columns):
 def read(path):
     with path.open() as file:
         rows = list(csv.DictReader(file))
-    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+    return {
+        name: np.array([row[name] if name == "unlike" else float(row[name]) for row in rows])
+        for name in rows[0]
+    }
 
 
 def write_counts(folder, number=900):
@@ -36,7 +40,7 @@ def test_counts_from_a_table_to_a_page_and_predictions(tmp_path):
     write_counts(tmp_path)
     polymode(
         *("compare", "--data", "counts.csv", "--likelihood", "poisson", "--methods", "single,deep_ensemble"),
-        *("--budget", "300", "--seeds", "2", "--run", "out", *SMALL),
+        *("--budget", "300", "--seeds", "2", "--run", "out", *SMALL, *ALONE),
         cwd=tmp_path,
     )
     rows = json.loads((tmp_path / "out/results.json").read_text())["rows"]
@@ -56,7 +60,7 @@ def test_counts_from_a_table_to_a_page_and_predictions(tmp_path):
 
     polymode("predict", "out/deep_ensemble", "counts.csv", "--out", "p.csv", "--quiet", cwd=tmp_path)
     found, visits = read(tmp_path / "p.csv"), read(tmp_path / "counts.csv")
-    assert list(found) == ["row", "mean", "std", "member_std", "q0.05", "q0.95"]
+    assert list(found) == ["row", "mean", "std", "member_std", "q0.05", "q0.95", "strangeness", "unlike"]
     for group, rate in ((0, 1.5), (1, 6.0)):
         mine = visits["group"] == group
         # Of 720 training rows some 360 are of each group: their mean is known to √(λ/360).
@@ -80,7 +84,7 @@ def test_heavy_tails_from_a_table_to_a_page_and_predictions(tmp_path):
     write(tmp_path / "heavy.csv", ("x", "y"), (x.tolist(), y.tolist()))
     polymode(
         *("compare", "--data", "heavy.csv", "--likelihood", "student_t", "--methods", "single,deep_ensemble"),
-        *("--budget", "200", "--run", "out", *SMALL),
+        *("--budget", "200", "--seeds", "1", "--run", "out", *SMALL, *ALONE),
         cwd=tmp_path,
     )
     assert "standard deviation (standardised units)" in (tmp_path / "out/report.html").read_text()
@@ -116,6 +120,7 @@ def test_references(tmp_path, likelihood, units):
     said = polymode(
         *("compare", "--data", "counts.csv", "--likelihood", likelihood, "--methods", "single"),
         *("--budget", "20", "--run", "out", "--reference", "r.npz", "--set", "model.hidden=[2]"),
+        *("--baselines", "none", "--seeds", "1"),
         cwd=tmp_path,
         expected_warnings=True,
     )

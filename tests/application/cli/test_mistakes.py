@@ -91,8 +91,11 @@ def test_foreign_newer_and_damaged_runs_are_told_apart(tmp_path, polymode, conte
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a,b,y\n1,2,3\n4,,6\n7,8,9\n", "missing"),
-        ("a,b,y\n1,2,3\n4,red,6\n7,8,9\n", "'red'"),
+        ("a,b,y\n1,2,\n4,5,\n7,8,\n", "No row of t.csv has a 'y'"),  # gaps are for inputs
+        ("a,b,y\n1,2,3.5\n4,5,red\n7,8,9.5\n", "The target 'y' of t.csv is text with 3 different values"),
+        ("a,a,y\n1,2,3\n4,5,6\n7,8,9\n", "more than one column named 'a'"),
+        ("a,b,y\n1,2,3\n4,5,6,7\n7,8,9\n", "Expected 3 fields in line 3, saw 4"),
+        ("y\n1\n2\n3\n", "no column to predict 'y' from"),
         ("a,b,y\n1,2,3\n4,5,3\n7,8,3\n", "target"),
         ("", "No columns"),
     ],

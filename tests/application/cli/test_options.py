@@ -4,7 +4,9 @@ import json
 from dataclasses import dataclass
 
 import pytest
+import torch
 
+import polymode as pm
 from polymode.application.cli.compare import CompareOptions
 from polymode.application.cli.options import (
     ScreenOptions,
@@ -16,6 +18,7 @@ from polymode.application.cli.options import (
     read_value,
 )
 from polymode.application.cli.train import TrainOptions
+from polymode.data import Split, Task
 from polymode.errors import UnknownName
 
 
@@ -102,7 +105,12 @@ def test_bad_configs_are_refused_with_the_nearest_name(tmp_path, content, messag
     [
         (["--seedz", "3"], "Unknown option of polymode compare '--seedz'. Did you mean '--seed"),
         (["--seeds", "many"], "seeds must be a whole number, got 'many'"),
-        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["--seeds", "-1"], "--seeds must be at least 0, got -1"),
+        (["--validation", "1.5"], "--validation '1.5': give a share between 0 and 1, auto or none"),
+        (["--validation", "some"], "--validation 'some': give a share between 0 and 1, auto or none"),
+        (["--epochs", "5"], "--epochs is for --equal epochs"),
+        (["--equal", "epochs", "--epochs", "5", "--budget", "9"], "in the place of --budget"),
+        (["--equal", "time"], "Unknown equal 'time'"),
         (["--budget", "-3"], "--budget must be at least 1 member-epoch, got -3"),
         (["--backend", "vmpa"], "Unknown backend 'vmpa'. Did you mean 'vmap'"),
         (["--set", "lr"], "write PATH=VALUE"),
@@ -118,6 +126,18 @@ def test_bad_flags_are_refused(arguments, message):
 def test_epochs_and_budget_exclude_each_other():
     with pytest.raises(UsageError, match="give one"):
         parse(TrainOptions, "train", "", ["--epochs", "3", "--budget", "3"])
+
+
+def test_seeds_of_a_training_are_one_and_of_a_comparison_as_many_as_splits_leave_open():
+    with pytest.raises(UsageError, match="--seeds must be at least 1, got 0"):
+        parse(TrainOptions, "train", "", ["--seeds", "0"])
+    data = pm.ArrayData(torch.zeros(4, 1), torch.zeros(4))
+    one, several = (Task("t", [Split(data, data)] * count, "gaussian", 1) for count in (1, 3))
+    assert compare("--seed", "7").all_seeds(one) == [7, 8, 9]
+    assert compare().all_seeds(several) == [0]
+    for task in (one, several):
+        assert compare("--seeds", "2").all_seeds(task) == [0, 1]
+        assert parse(TrainOptions, "train", "", []).all_seeds(task) == [0]
 
 
 def test_positional_arguments():

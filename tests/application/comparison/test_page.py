@@ -127,13 +127,19 @@ def test_strings_are_escaped_everywhere(tmp_path):
     assert scripts == text.count("</script>") == len(re.findall("plotly-graph-div", text)) + 1
 
 
+def without_rows(replicate):
+    """A replicate of which nothing is known about single test rows."""
+    return {key: value for key, value in replicate.items() if key not in ("errors", "log_prob")}
+
+
 def with_scores(found, scores, seeds):
-    """The comparison with other NLLs, a list a method."""
+    """The comparison with other NLLs, a list a method, that vary by seeds alone."""
     results = []
     for label, values in scores.items():
         base = found.results[0]
+        first = without_rows(base.replicates[0])
         replicates = [
-            {**base.replicates[0], "seed": seed, "scores": {**base.replicates[0]["scores"], "nll": value}}
+            {**first, "seed": seed, "scores": {**first["scores"], "nll": value}}
             for seed, value in zip(range(seeds), values, strict=True)
         ]
         results.append(replace(base, label=label, replicates=replicates))
@@ -177,7 +183,17 @@ def test_one_method_and_one_seed_make_a_page_too(tmp_path):
     found = made(tmp_path / "c", "categorical", labels=("one",), seeds=(0,))
     text, _ = read(write_page(found, tmp_path / "page.html"))
     assert "add others with --methods" in text
+    scores = text.split("<h2>Scores</h2>")[1].split("</table>")[0]
+    # One seed has the error over its test rows: of the NLL that of the mean of their log probabilities.
+    [replicate] = found.results[0].replicates
+    log_prob = replicate["log_prob"].double()
+    error = log_prob.std().item() / len(log_prob) ** 0.5
+    assert f"{-log_prob.mean().item():.4f} ±{error:.4f}" in scores
+    assert "Mean ± one standard error over the test rows." in text
+    alone = replace(found, results=[replace(found.results[0], replicates=[without_rows(replicate)])])
+    text, _ = read(write_page(alone, tmp_path / "page.html"))
     assert "±" not in text.split("<h2>Scores</h2>")[1].split("</table>")[0]
+    assert "One split, one seed: no standard errors." in text
 
 
 def test_without_plotly_the_error_says_what_to_install(tmp_path, monkeypatch):

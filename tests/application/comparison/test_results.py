@@ -2,10 +2,13 @@ import csv
 import io
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from polymode.application.cli.output import price_table
 from polymode.application.comparison import Comparison, Result, Summary
+from polymode.application.comparison.compare import training_mark
 from polymode.likelihoods import LIKELIHOODS, Categorical, FixedGaussian
 
 
@@ -48,6 +51,133 @@ def test_seeds_of_one_split_are_no_independent_repetitions():
     assert comparison(found).repetitions == "2 splits"
     assert comparison(result("a", nll=[1.0, 2.0, 3.0])).repetitions == "3 seeds"
     assert comparison(result("a", nll=[1.0])).repetitions == ""
+
+
+# --- errors over test rows -----------------------------------------------------------------------------
+
+REPEATED = 4000  # simulated experiments: a deviation is known to 1/√(2 · 4,000) = 1.1 %
+
+
+def simulated(scores, *, same_rows):
+    """The deviation of the mean over experiments, and what each experiment says of it (root mean square).
+
+    scores: [experiments, units, rows].
+    """
+    values = scores.mean(-1)
+    errors = scores.std(-1, ddof=1) / np.sqrt(scores.shape[-1])
+    told = [Summary.of(v, e, same_rows=same_rows) for v, e in zip(values, errors, strict=True)]
+    np.testing.assert_allclose([each.mean for each in told], values.mean(1))
+    return values.mean(1).std(), np.sqrt(np.mean([each.standard_error**2 for each in told]))
+
+
+@pytest.mark.parametrize(("by_seed", "by_row"), [(0.0, 1.0), (0.3, 1.0), (1.0, 0.1)])
+def test_seeds_on_the_same_rows_leave_the_error_of_these_rows(by_seed, by_row):
+    """Seeds and rows add up: the error is that of another experiment with other seeds and other rows."""
+    random = np.random.default_rng(0)
+    seeds = by_seed * random.normal(size=(REPEATED, 4, 1))
+    rows = by_row * random.normal(size=(REPEATED, 1, 30))
+    truth, told = simulated(1.0 + seeds + rows, same_rows=True)
+    assert told == pytest.approx(truth, rel=0.05)
+    # Errors over seeds alone would say next to nothing where rows count.
+    if by_seed == 0:
+        assert Summary.of((1.0 + seeds + rows)[0].mean(-1)).standard_error < 1e-12
+
+
+def test_what_seeds_say_of_single_rows_makes_the_error_larger_never_smaller():
+    """Rows of which every seed says something else: their error is counted in each of the two parts."""
+    random = np.random.default_rng(1)
+    truth, told = simulated(random.normal(size=(REPEATED, 4, 30)), same_rows=True)
+    # The truth is 1/(4 · 30); the rows of each seed say 1/30, and the seeds 1/(4 · 30).
+    assert truth == pytest.approx(math.sqrt(1 / 120), rel=0.05)
+    assert told == pytest.approx(math.sqrt(5 / 120), rel=0.05)
+
+
+@pytest.mark.parametrize(("by_split", "most"), [(0.0, 1.15), (1.0, 1.05)])
+def test_splits_have_rows_of_their_own_which_are_not_counted_twice(by_split, most):
+    random = np.random.default_rng(2)
+    splits = by_split * random.normal(size=(REPEATED, 10, 1))
+    truth, told = simulated(splits + random.normal(size=(REPEATED, 10, 30)), same_rows=False)
+    # Where splits do not differ, the larger of two estimates of one error is a little above it: of a
+    # chi-square over its 9 degrees, E max(χ²/9, 1) = 1 + 0.4 √(2/9) = 1.19, and the root of it.
+    assert 0.95 < told / truth < most
+
+
+def test_rows_bound_the_error_of_few_splits_from_below():
+    assert Summary.of([1.0, 1.0], [0.2, 0.4]).standard_error == pytest.approx(math.sqrt(0.1 / 2))
+    assert Summary.of([1.0, 3.0], [0.2, 0.4]).standard_error == pytest.approx(1.0)
+    assert Summary.of([1.0], [0.2]).standard_error == pytest.approx(0.2)
+    assert Summary.of([1.0], [0.2], same_rows=True).standard_error == pytest.approx(0.2)
+
+
+def with_rows(made, *log_prob, **errors):
+    replicates = [
+        dict(replicate) | {"log_prob": rows, "errors": {key: values[i] for key, values in errors.items()}}
+        for i, (replicate, rows) in enumerate(zip(made.replicates, log_prob, strict=True))
+    ]
+    return Result(made.label, made.method, made.epochs, replicates, made.price)
+
+
+def test_a_result_counts_its_test_rows_where_they_are_known():
+    plain = result("a", nll=[1.0, 2.0], accuracy=[0.5, 0.5])
+    known = with_rows(plain, None, None, nll=[0.3, 0.5])
+    assert plain.summary("nll").standard_error == pytest.approx(0.5)
+    assert known.summary("nll").standard_error == pytest.approx(math.sqrt(0.25 + (0.09 + 0.25) / 2))
+    assert known.summary("accuracy").standard_error == 0.0  # nothing is known of its rows
+    assert comparison(known).repetitions == "2 seeds and the test rows"
+    one = with_rows(result("a", nll=[1.0]), None, nll=[0.3])
+    assert comparison(one).repetitions == "the test rows"
+
+
+def test_gains_are_paired_over_test_rows():
+    """Rows that are hard for both methods do not count as noise of the difference."""
+    generator = torch.Generator().manual_seed(0)
+    hard = 10 * torch.randn(40, generator=generator)
+    apart = [0.1 * torch.randn(40, generator=generator) for _ in range(2)]
+    base = with_rows(result("a", nll=[1.0, 1.2]), hard, hard)
+    better = with_rows(result("b", nll=[0.8, 1.1]), *(hard + each for each in apart))
+    error = comparison(base, better).gain(better).standard_error
+    over_rows = np.mean([each.double().var().item() / 40 for each in apart])
+    assert error == pytest.approx(math.sqrt(0.05**2 + over_rows), rel=1e-4)
+    unlike = with_rows(better, hard, hard[:30])
+    assert comparison(base, unlike).gain(unlike).standard_error == pytest.approx(0.05)  # no pairs of rows
+
+
+# --- marks of trainings ----------------------------------------------------------------------------------
+
+FALLING = [2.0 - 0.1 * i for i in range(20)]
+TURNING = [1.0, 0.5, 0.3, 0.2, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6]
+SETTLED = [1.0, 0.5, 0.3, 0.21, 0.205, 0.202, 0.2, 0.2, 0.2, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("curve", "stopped", "keeps", "mark"),
+    [
+        (SETTLED, False, False, ""),
+        (SETTLED, False, True, ""),
+        (TURNING, False, False, "over-trained"),
+        (TURNING, True, False, "over-trained"),
+        (TURNING, False, True, ""),  # it goes back to its best epoch
+        (TURNING, True, True, ""),
+        (FALLING, False, False, "under-trained"),
+        (FALLING, False, True, "under-trained"),
+        ([4 - 0.1 * i for i in range(40)], False, False, "under-trained"),  # steep to the end
+        (FALLING, True, True, ""),  # patience has ended it
+        (FALLING[:3], False, False, ""),  # too short to tell
+        ([], False, False, ""),
+        ([*SETTLED[:-1], 0.2 + 0.049], False, False, ""),
+        ([*SETTLED[:-1], 0.2 + 0.051], False, False, "over-trained"),
+        ([*SETTLED[:-1], 0.2 - 0.019], False, True, ""),
+        ([*SETTLED[:-1], 0.2 - 0.021], False, True, "under-trained"),
+    ],
+)
+def test_marks_of_trainings(curve, stopped, keeps, mark):
+    assert training_mark(curve, stopped=stopped, keeps=keeps) == mark
+
+
+def test_marks_look_at_the_last_tenth():
+    """One bad epoch at the end of a hundred is no over-training; ten of them are."""
+    assert training_mark([0.2] * 99 + [0.5], stopped=False, keeps=False) == ""
+    assert training_mark([0.2] * 90 + [0.5] * 10, stopped=False, keeps=False) == "over-trained"
 
 
 def test_infinite_scores_are_shown_and_become_null_in_json():

@@ -27,9 +27,9 @@ def test_digits_hold_out_two_classes():
     task = digits()
     split = task.splits[0]
     assert (split.train.num_examples, split.validation.num_examples, split.test.num_examples) == (
-        1000,
+        250,
         100,
-        343,
+        1093,
     )
     assert task.ood.num_examples == 354
     assert set(task.ood.targets.tolist()) == {8, 9}
@@ -41,12 +41,12 @@ def test_digits_hold_out_two_classes():
     pixels = torch.cat([split.train.inputs, split.validation.inputs, split.test.inputs])[:, 0] * 16
     expected = torch.tensor(bundle.images[bundle.target < 8], dtype=torch.float32)
     assert sorted(map(tuple, pixels.flatten(1).tolist())) == sorted(map(tuple, expected.flatten(1).tolist()))
-    assert (task.model, task.budget, task.num_outputs) == ("smallcnn", 100, 8)
+    assert (task.model, task.budget, task.num_outputs) == ("smallcnn", 200, 8)
     assert split.preprocessing.image_shape == (1, 8, 8)
 
 
 def test_digits_without_validation_and_too_many():
-    split, usual = digits(num_train=1100, num_validation=0).splits[0], digits().splits[0]
+    split, usual = digits(num_train=350, num_validation=0).splits[0], digits().splits[0]
     assert split.validation is None
     # All but the usual test images are trained on.
     assert torch.equal(split.test.inputs, usual.test.inputs)

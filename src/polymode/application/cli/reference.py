@@ -65,6 +65,7 @@ def run(options: ReferenceOptions) -> None:
     if options.show:
         show(options, Reference.load(options.show))
         return
+    options = replace(options, validation="none")  # a posterior is that of all training rows
     job = load_job(options)
     likelihood = make_likelihood(job.task.likelihood)
     if len(job.task.splits) > 1:

@@ -163,8 +163,11 @@ class StoredRun:
         path = self.folder / CALIBRATION_FILE
         if self.is_calibrated:
             likelihoods = entry(read_document(path, "calibration"), "likelihoods", list, path)
-            with well_formed(path):
-                likelihood = make_likelihood(likelihoods[index])
+            try:
+                with well_formed(path):
+                    likelihood = make_likelihood(likelihoods[index])
+            except InputError as error:
+                raise CheckpointError(f"{path} is damaged: {error}") from error
             if likelihood.uncalibrated != posterior.network.likelihood.uncalibrated:
                 raise CheckpointError(f"{path} is damaged: it is about another likelihood than the run's.")
             return posterior.with_likelihood(likelihood)
@@ -272,17 +275,15 @@ class StoredRun:
         task = self.own_task
         with well_formed(self.folder / MANIFEST):
             trained_on = self.manifest["signature"]["data"][index]
-        if place >= len(task.splits) or trained_on not in _fingerprints(task.splits[place]):
-            raise CheckpointError(
-                f"{spec} has changed since the run was trained on it: test rows may have been trained on. "
-                "Give labelled rows of their own: --data FILE."
-            )
-        return task.splits[place]
-
-
-def _fingerprints(split: Split) -> set[str]:
-    """Of the rows that are trained on; samplers of the posterior train on those that are held out, too."""
-    return {fingerprint(split.train), fingerprint(whole(split).train)}
+        # Samplers of the posterior train on the rows that are held out, too.
+        splits = [task.splits[place], whole(task.splits[place])] if place < len(task.splits) else []
+        for split in splits:
+            if trained_on == fingerprint(split.train):
+                return split
+        raise CheckpointError(
+            f"{spec} has changed since the run was trained on it: test rows may have been trained on. Give "
+            "labelled rows of their own: --data FILE."
+        )
 
 
 def _imported_array(spec: str) -> Tensor | None:

@@ -29,6 +29,7 @@ from polymode.application.comparison import (
     Replicate,
     fit_replicates,
     judge_all,
+    learned_from,
     replicates_of,
     require_validation,
     stated,
@@ -89,6 +90,8 @@ def run(options: TrainOptions) -> None:
     }
     if options.calibrate:
         require_validation(job.task, "calibrate")
+        if method.reference:
+            raise UsageError(f"--calibrate takes held-out rows, and {method.name} is trained on all of them.")
     folder = run_folder(options.run, "train", [options.data, job.model_name, method.name], identity)
     reporter = reporter_of(options)
     reporter.say(job.described())
@@ -115,7 +118,8 @@ def run(options: TrainOptions) -> None:
         judging = Judging(
             options.num_draws, options.calibration, threads=options.threads, calibrate=options.calibrate
         )
-        judged = judge_all(posteriors, replicates, folder, job.task.ood, judging, reporter, method.name)
+        known = learned_from(method, replicates)
+        judged = judge_all(posteriors, known, folder, job.task.ood, judging, reporter, method.name)
     finally:
         reporter.close()
     if options.json:

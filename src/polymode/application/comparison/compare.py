@@ -157,7 +157,8 @@ def compare(
             observer=observers(folder / label),
             **computing | {"processes": min(computing.get("processes", 1), sized.total_chains)},
         )
-        judged = judge_all(posteriors, replicates, folder / label, task.ood, judging, reporter, label)
+        known = learned_from(sized, replicates)
+        judged = judge_all(posteriors, known, folder / label, task.ood, judging, reporter, label)
         result = _result(label, sized, epochs, posteriors, judged, folder / label, judging.num_draws)
         spent = result.price["member_epochs"]
         if equal == "budget" and spent > 1.1 * budget:
@@ -208,7 +209,7 @@ def fit_replicates(
     through before they are predicted. initial: a posterior for each to begin at. computing: as ``fit`` has
     it.
     """
-    parts = [whole(r.data) if method.reference else r.data for r in replicates]
+    parts = [replicate.data for replicate in learned_from(method, replicates)]
     validation = [part.validation for part in parts]
     known: list[Data] = [part for part in validation if part is not None]
     posteriors = fit(
@@ -256,8 +257,19 @@ def whole(split: Split) -> Split:
         return split
     parts = [arrays_of(split.train), arrays_of(split.validation)]
     inputs = map_tree(lambda *t: torch.cat(t), *(part[0] for part in parts))
-    train = ArrayData(inputs, torch.cat([part[1] for part in parts]), batch_size=split.train.batch_size)
+    targets = torch.cat([part[1] for part in parts])
+    weights = [getattr(part, "weights", None) for part in (split.train, split.validation)]
+    often = None
+    if any(each is not None for each in weights):
+        ones = [torch.ones(len(part[1])) for part in parts]
+        often = torch.cat([one if w is None else w for w, one in zip(weights, ones, strict=True)])
+    train = ArrayData(inputs, targets, weights=often, batch_size=split.train.batch_size)
     return replace(split, train=train, validation=None)
+
+
+def learned_from(method: Method, replicates: Sequence[Replicate]) -> list[Replicate]:
+    """The replicates as a method sees them: what a sampler has learned from is not held out for it."""
+    return [replace(r, data=whole(r.data)) if method.reference else r for r in replicates]
 
 
 def judge_all(
@@ -294,11 +306,11 @@ def judge_all(
                 bins=judging.bins,
             )
             after = {}
-            if judging.calibrate:
+            if judging.calibrate and replicate.data.validation is not None:
                 calibrated, after = _judge_calibrated(posterior, replicate.data, judging)
                 likelihoods.append(calibrated.network.likelihood.config())
         found.append(_kept(judgement, replicate, index, folder, files) | {"calibrated": after})
-    if judging.calibrate:
+    if likelihoods:
         write_document(folder / CALIBRATION_FILE, "calibration", {"likelihoods": likelihoods})
     return _save_scores(folder, about, found, files)
 
@@ -560,10 +572,10 @@ def training_mark(curve: Sequence[float], *, stopped: bool, keeps: bool) -> str:
     if len(curve) < 4:
         return ""
     part = max(1, round(LAST_PART * len(curve)))
-    best = min(curve)
-    if not keeps and sum(curve[-part:]) / part - best > OVER:
+    before = min(curve[:-part])  # a curve that falls to its end is no worse than its best epoch before
+    if not keeps and sum(curve[-part:]) / part - before > OVER:
         return "over-trained"
-    if not stopped and min(curve[:-part]) - best > UNDER:
+    if not stopped and before - min(curve[-part:]) > UNDER:
         return "under-trained"
     return ""
 

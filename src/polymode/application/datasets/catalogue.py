@@ -89,7 +89,7 @@ _SETS = (
         "digits",
         "handwritten digits 0 to 7; 8 and 9 are foreign",
         embedded.digits,
-        Expected(1100, 343),
+        Expected(350, 1093),
         "1,443 images of 8×8 pixels, 8 classes; from scikit-learn",
     ),
     _embedded(

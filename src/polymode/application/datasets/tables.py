@@ -56,7 +56,7 @@ SMALL_TABLE, SMALL_SPLITS = 2000, 3
 LOG_GAIN = 0.1
 # The network, and what a method may spend: enough for some thousand steps of five networks.
 HIDDEN = (64, 64)
-STEPS, LEAST_BUDGET, MOST_BUDGET = 8000, 100, 500
+STEPS, LEAST_BUDGET, MOST_BUDGET = 4000, 100, 300
 # Inputs beyond so many robust deviations are pressed together.
 BOUND = 3.0
 
@@ -168,7 +168,7 @@ def recipe(num_rows: int) -> dict[str, Any]:
         "model": "mlp",
         "model_options": {"hidden": list(HIDDEN)},
         "training": {
-            "optimizer": {"kind": "AdamW", "lr": 3e-3, "decay_all": False, "weight_decay": 0.01},
+            "optimizer": {"kind": "AdamW", "lr": 5e-3, "decay_all": False, "weight_decay": 0.01},
             "schedule": {"type": "Cosine", "final": 0.05},
         },
         "budget": float(min(MOST_BUDGET, max(LEAST_BUDGET, round(STEPS / steps)))),
@@ -308,8 +308,8 @@ def encoded_split(
 
 
 def batch_size_for(num_rows: int) -> int:
-    """Rows of a minibatch: about sixteen steps an epoch, of 16 to 256 rows."""
-    return int(min(256, max(16, 2 ** round(math.log2(max(1, num_rows / 16))))))
+    """Rows of a minibatch: about eight steps an epoch, of 32 to 256 rows."""
+    return int(min(256, max(32, 2 ** round(math.log2(max(1, num_rows / 8))))))
 
 
 def _robust(raw: Tensor, is_scaled: Tensor) -> tuple[Tensor, Tensor]:

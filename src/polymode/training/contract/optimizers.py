@@ -230,7 +230,8 @@ class MemberOptimizer:
         """The learning rate that each row has at this step, [R]: what a sampler scales its noise by."""
         found = torch.empty(self.num_rows, dtype=torch.float64)
         for unit, instance in zip(self.units, self.instances, strict=True):
-            found[unit.rows] = instance.param_groups[0]["lr"]
+            first = instance.param_groups[0]
+            found[unit.rows] = first["lr"] / first.get(FACTOR, 1.0)
         return found
 
     def step(

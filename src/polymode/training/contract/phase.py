@@ -44,7 +44,7 @@ class KeepBest:
         """The patience in a phase of so many epochs; infinite where there is none."""
         if self.patience is None:
             return math.inf
-        return max(1, epochs_before("patience", self.patience, epochs))
+        return max(1, math.floor(self.patience * epochs)) if self.patience < 1 else self.patience
 
     def __post_init__(self) -> None:
         if self.patience is not None:

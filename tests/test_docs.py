@@ -16,7 +16,7 @@ from polymode.options import options_of
 ROOT = Path(__file__).parent.parent
 option_tables = runpy.run_path(str(ROOT / "docs/option_tables.py"))
 PAGES = ["README.md", "docs/guide.md", "docs/own-loop.md", "docs/data.md", "docs/landscape.md"]
-PAGES += ["docs/compaction.md"]
+PAGES += ["docs/compaction.md", "docs/tables.md"]
 PAGES += ["experiments/late_phase/quadratic.md"]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 METHOD_PAGES = sorted((ROOT / "docs/methods").glob("*.md"))

@@ -77,7 +77,7 @@ def kind_of(path):
     "path", sorted(EXPERIMENTS.glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}/{p.stem}"
 )
 def test_published_protocols_hold_out_what_they_say_and_nothing_else(path):
-    """Rows that a protocol validates on are options of its data; no best epochs are kept unless it says so."""
+    """Rows that a protocol validates on are options of its data; it says itself what epochs are kept."""
     options = parse(kind_of(path), "any", ABOUT, ["--config", str(path)])
     assert options.validation == "none"
     if isinstance(options, CompareOptions):

@@ -75,6 +75,13 @@ def test_a_reference_of_classes_is_made_with_a_verdict_and_its_noise_floor(sampl
     assert told in made.stdout
 
 
+def test_a_reference_is_sampled_from_all_training_rows(sampled):
+    """By default commands hold rows out; a posterior is that of all of them."""
+    folder, _ = sampled
+    record = read_document(folder / "hmc/posterior-0/posterior.json", "posterior")["record"]
+    assert record["num_examples"] == 100
+
+
 def test_a_reference_is_shown(sampled):
     folder, _ = sampled
     shown = polymode("reference", "--show", "r.npz", cwd=folder).stdout
@@ -294,6 +301,44 @@ def test_compare_trains_all_splits_of_a_uci_set_in_one_stacked_run(tmp_path):
     assert manifest["record"]["backend"] == "vmap"
     # In the target's own units: the first epochs leave about its standard deviation, 15.
     assert 5 < row["rmse"] < 25
+
+
+def test_chains_may_have_the_same_epochs_instead_of_the_same_price(tmp_path):
+    common = (
+        "compare",
+        *MOONS,
+        *ALONE,
+        "--methods",
+        "single,deep_ensemble",
+        "--seeds",
+        1,
+        "--json",
+        "--quiet",
+    )
+    equal = (*common, "--equal", "epochs")
+    rows = json.loads(polymode(*equal, "--epochs", 3, cwd=tmp_path).stdout)["rows"]
+    assert [(row["epochs"], row["member_epochs"]) for row in rows] == [(3, 3), (3, 15)]
+    rows = json.loads(polymode(*equal, "--budget", 20, cwd=tmp_path).stdout)["rows"]
+    assert [(row["epochs"], row["member_epochs"]) for row in rows] == [(4, 4), (4, 20)]  # a fifth of it
+
+
+def test_small_tables_are_divided_several_times_and_stand_beside_baselines(tmp_path):
+    regression_table(tmp_path / "train.csv", rows=60)
+    common = ("compare", "--data", "train.csv", "--set", "data.target=price", "--likelihood", "gaussian")
+    common += ("--methods", "single", "--budget", 5, "--json", "--quiet")
+    said = json.loads(polymode(*common, "--baselines", "constant,ridge", cwd=tmp_path).stdout)
+    assert [(row["method"], row["replicates"]) for row in said["rows"]] == [
+        ("single", 3),
+        ("constant", 3),
+        ("ridge", 3),
+    ]
+    assert said["rows"][2]["rmse"] < 5 < 25 < said["rows"][1]["rmse"]  # a line with noise of 1, spread by 50
+    assert said["verdict"]["baseline"] == "ridge"
+    one = json.loads(polymode(*common, "--set", "data.splits=1", *ALONE, cwd=tmp_path).stdout)
+    assert [row["replicates"] for row in one["rows"]] == [3]  # seeds
+    assert "verdict" not in one
+    line = polymode(*common, "--baselines", "rigde", cwd=tmp_path, code=2).stderr.splitlines()[-1]
+    assert "Unknown baseline for train 'rigde'. Did you mean 'ridge'" in line
 
 
 # --- interruptions -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from polymode.application.cli.methods import as_typed
 from polymode.application.cli.options import parse
 from polymode.application.cli.train import TrainOptions
 from polymode.application.comparison import judge
-from polymode.errors import InputError
+from polymode.errors import InputError, UnknownName
 from polymode.methods import COMPARED, METHODS, make_method
 from polymode.options import options_of
 from polymode.training.contract import describe
@@ -169,3 +169,18 @@ def test_a_suggested_rate_is_for_adam():
     assert methods["single"].optimizer.lr == 0.003
     assert methods["deep_ensemble"].of.optimizer.lr == 0.003
     assert methods["sebays"].of.optimizer.lr == 0.1  # of SGD
+
+
+def test_a_best_epoch_that_is_suggested_can_be_declined():
+    """The word that an option may be stands for all of it, whatever suits the data."""
+    suggested = {"keep": {"type": "KeepBest", "patience": 0.25}}
+    wanted = {"single": "single", "deep_ensemble": "deep_ensemble", "hmc": "hmc"}
+    plain = make_methods(wanted, {}, suggested)
+    assert plain["single"].keep.patience == plain["deep_ensemble"].of.keep.patience == 0.25
+    for word in ("last", "best"):
+        changed = make_methods(wanted, {"all": {"keep": word}}, suggested)
+        assert changed["single"].keep == changed["deep_ensemble"].of.keep == word
+    named = make_methods(wanted, {"single": {"keep": {"type": "KeepBest", "criterion": "error"}}}, suggested)
+    assert (named["single"].keep.criterion, named["single"].keep.patience) == ("error", 0.25)
+    with pytest.raises(UnknownName, match=r"Unknown type of single.keep 'lst'"):
+        make_methods(wanted, {"single": {"keep": "lst"}}, suggested)

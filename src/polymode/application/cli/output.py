@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polymode.application.cli.options import ScreenOptions
-from polymode.application.comparison import Comparison, Result, Summary
+from polymode.application.comparison import Comparison, Result, Summary, times
 from polymode.likelihoods import Likelihood
 from polymode.storage import finite
 from polymode.training.keeping.progress import Bars, JsonLines, Lines, Reporter, Silent
@@ -147,7 +147,7 @@ def _signed(gain: Summary, digits: int) -> str:
 
 
 def _ratio(result: Result, first: Result, key: str) -> str:
-    return f"×{result.price[key] / first.price[key]:.2g}" if first.price[key] else "–"
+    return times(result.price[key], first.price[key])
 
 
 def _found(value: Any) -> str:

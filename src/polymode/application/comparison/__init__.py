@@ -19,7 +19,7 @@ from polymode.application.comparison.compare import (
 )
 from polymode.application.comparison.distances import distances_text, noise_floor_text
 from polymode.application.comparison.judgement import Judgement, judge
-from polymode.application.comparison.results import Comparison, Result, Summary, stated
+from polymode.application.comparison.results import Comparison, Result, Summary, stated, times
 from polymode.application.comparison.robustness import Robustness, judge_corrupted
 from polymode.application.comparison.tables import add_result, replicates_path
 from polymode.application.comparison.verdict import Verdict, verdict_of
@@ -52,6 +52,7 @@ __all__ = [
     "replicates_path",
     "require_validation",
     "stated",
+    "times",
     "verdict_of",
     "whole",
 ]

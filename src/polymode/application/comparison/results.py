@@ -56,6 +56,18 @@ class Summary:
         return shown if self.standard_error is None else f"{shown} ±{self.standard_error:.{digits}f}"
 
 
+def times(number: float, other: float) -> str:
+    """How many times one number is another.
+
+    >>> times(1017, 10), times(1, 3), times(1, 0)
+    ('×102', '×0.33', '–')
+    """
+    if not other:
+        return "–"
+    ratio = number / other
+    return f"×{ratio:,.0f}" if ratio >= 99.5 else f"×{ratio:.2g}"
+
+
 def temperature_of(method: Mapping[str, Any]) -> float | None:
     """The posterior's temperature of a method as it is described, or of the one that it is made of."""
     known = METHODS.get(str(method.get("name")))

@@ -8,6 +8,7 @@ from polymode.application.comparison.results import Comparison, Result, Summary
 
 # Nats of validation quality that are not worth a higher price.
 WORTH = 0.01
+LEAD = 13  # characters of a line before its text
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ class Verdict:
             f"{found.price['passes']:.0f} forward pass{'es'[: 2 * (found.price['passes'] != 1)]} a prediction"
         )
         text = f"{found.label} ({price}, {found.price['seconds']:.1f} s of training)"
-        lines = [f"recommended  {text}, chosen on validation data by quality and price"]
+        lines = [f"{'recommended':<{LEAD}}{text}, chosen on validation data by quality and price"]
         if self.best is not found:
             lines[0] += f"; {self.best.label} is not better by more than {WORTH} nats and its error"
         if found.mark:
-            lines.append(f"             but it is {found.mark}: give it another budget before you rely on it")
+            lines.append(f"{'':<{LEAD}}but it is {found.mark}: give it another budget before you rely on it")
         if self.baseline is not None and self.gain is not None:
-            lines.append(f"worth it?    {self._worth()}")
+            lines.append(f"{'worth it?':<{LEAD}}{self._worth()}")
         return lines
 
     def _worth(self) -> str:

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polymode.application.plots.style import colour, figure
+from polymode.application.plots.style import COLOURS, colour, figure, symbol
+
+FEW = 5  # points whose names have room beside them
 
 
 def price_figure(
@@ -46,8 +48,23 @@ def price_figure(
                 "<extra></extra>"
             ),
         )
-    drawn.update_yaxes(type="log" if _spans_decades(members, learning) else "linear")
-    return drawn
+    if _spans_decades(members):
+        return drawn.update_yaxes(type="log")
+    return drawn.update_yaxes(range=_range(members, learning))
+
+
+def _range(
+    members: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    learning: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+) -> list[float] | None:
+    """From the lowest value to well above the test scores: trainings that begin or end far off are cut."""
+    tested = [y for _, ys in members.values() for y in ys]
+    if not tested:
+        return None
+    low = min([*tested, *(y for _, ys in learning.values() for y in ys)])
+    high = max(tested)
+    room = max(high - low, 0.05 * abs(high), 1e-6)
+    return [low - 0.2 * room, high + 1.5 * room]
 
 
 def _spans_decades(*groups: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> bool:
@@ -64,17 +81,18 @@ def gain_figure(quality: str, points: Sequence[Mapping[str, Any]]) -> Any:
         "Is it worth its price?", "seconds of training (one replicate)", f"gain in {quality}", height=360
     )
     drawn.add_hline(y=0, line={"color": "#999", "dash": "dot"})
+    few = len(points) <= FEW
     for index, point in enumerate(points):
         drawn.add_scatter(
             x=[point["seconds"]],
             y=[point["gain"]],
             error_y={"type": "data", "array": [point["error"] or 0.0], "visible": point["error"] is not None},
-            mode="markers+text",
+            mode="markers+text" if few else "markers",
             text=[point["label"]],
             textposition="top right",
-            marker={"size": 12, "color": colour(index)},
+            marker={"size": 12, "color": colour(index), "symbol": symbol(1 + index // len(COLOURS))},
             name=point["label"],
-            showlegend=False,
+            showlegend=not few,  # names of many would cover each other
             customdata=[[point["parameters"]]],
             hovertemplate=(
                 f"{point['label']}<br>%{{x:.1f}} s<br>gain %{{y:.4f}}<br>%{{customdata[0]:,.0f}} parameters"

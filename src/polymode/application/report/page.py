@@ -6,7 +6,15 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from polymode.application.comparison import Comparison, Result, Summary, noise_floor_text, verdict_of
+from polymode.application.comparison import (
+    Comparison,
+    Result,
+    Summary,
+    noise_floor_text,
+    times,
+    verdict_of,
+)
+from polymode.application.comparison.verdict import LEAD
 from polymode.application.plots import (
     coverage_figure,
     doubt_figure,
@@ -66,7 +74,11 @@ def _verdict(comparison: Comparison) -> str:
     verdict = verdict_of(comparison)
     if verdict is None:
         return ""
-    return f'<p class="verdict">{"<br>".join(_escape(" ".join(line.split())) for line in verdict.lines)}</p>'
+    lines = []
+    for line in verdict.lines:
+        lead, text = line[:LEAD].strip(), _escape(line[LEAD:].strip())
+        lines.append(f"<b>{_escape(lead.capitalize())}</b> {text}" if lead else text)
+    return f'<p class="verdict">{"<br>".join(lines)}</p>'
 
 
 def _marks(comparison: Comparison) -> str:
@@ -192,9 +204,9 @@ def _price_table(comparison: Comparison) -> str:
                 _named(result),
                 _gain_cell(comparison.gain(result), comparison.quality.digits),
                 f"{result.price['member_epochs']:,.0f}",
-                f"{result.price['seconds']:,.1f} (×{result.price['seconds'] / first.price['seconds']:.2g})",
+                f"{result.price['seconds']:,.1f} ({times(result.price['seconds'], first.price['seconds'])})",
                 f"{result.price['parameters']:,.0f} "
-                f"(×{result.price['parameters'] / first.price['parameters']:.2g})",
+                f"({times(result.price['parameters'], first.price['parameters'])})",
                 f"{result.price['passes']:,.0f}",
                 _escape(result.record.get("backend", "–")),
             ]

@@ -1,8 +1,8 @@
 """Compare all default methods on a collection of real tables, and tell what they reach in one row each.
 
     python experiments/tables/collection.py tables
-    python experiments/tables/run.py tables --part development --out experiments/tables/results/development.csv
-    python experiments/tables/run.py tables --part held_out --out experiments/tables/results/held-out.csv
+    python experiments/tables/run.py tables --part development --out results/development.csv
+    python experiments/tables/run.py tables --part held_out --out results/held-out.csv
 
 Development tables, on which defaults were chosen, are cut to four fifths of their rows first, so that no row
 that anything was chosen on is ever a test row of somebody else. Every table is a resumable run of
@@ -28,7 +28,9 @@ SHARE = 0.8
 
 def main() -> None:
     """Run, gather, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="what collection.py wrote")
     parser.add_argument("--part", choices=("development", "held_out"), required=True)
     parser.add_argument("--out", type=Path, required=True, help="CSV: a row for every table and method")

@@ -1,5 +1,6 @@
 """``polymode data``: the data sets that have a name; fetch and check them."""
 
+import shlex
 import sys
 from dataclasses import dataclass
 
@@ -97,7 +98,8 @@ def _describe(options: DataOptions) -> None:
     say(options, f"{total} rows, {splits}, of which {split.test.num_examples} rows to test on")
     for remark in task.remarks:
         say(options, remark)
-    say(options, f"next     polymode compare --data {name} --set data.target={ready.target!r}")
+    words = shlex.join(["polymode", "compare", "--data", name, "--set", f"data.target={ready.target}"])
+    say(options, f"next     {words}")
 
 
 def _list(options: DataOptions) -> None:

@@ -103,9 +103,9 @@ def _calibration(comparison: Comparison) -> str:
         cells = []
         for column in columns:
             before = result.summary(column.key)
-            after = sum(scores[column.key] for scores in result.calibrated) / len(result.calibrated)
+            after = [s[column.key] for s in result.calibrated if s.get(column.key) is not None]
             shown = "–" if before is None else f"{before.mean:.{column.digits}f}"
-            cells.append(f"{shown} → {after:.{column.digits}f}")
+            cells.append(f"{shown} → {sum(after) / len(after):.{column.digits}f}" if after else shown)
         rows.append([f"<b>{_escape(result.stated)}</b>", *cells])
     head = ["method", *(_escape(column.title) for column in columns)]
     return f'<h2>Before and after calibration</h2><div class="scroll">{_table(head, rows)}</div>'

@@ -4,8 +4,8 @@
 
 Of the training rows of a development table (four fifths of its rows; test rows are never looked at) a fifth
 is kept to judge by, and of the rest a share validates. The ensemble and the single network of a setting are
-fitted to what is left and judged by the NLL of the rows that were kept, in standardised units, and the coverage
-of their 90 % intervals. Rows are added to results/choices.csv; what is not named is as in ``SETTING``.
+fitted to what is left and judged by the NLL of the rows that were kept, in standardised units, and by the
+coverage of their 90 % intervals. Rows go to results/trials.csv; what is not named is as in ``SETTING``.
 """
 
 import json
@@ -27,7 +27,7 @@ from polymode.data.division import divided
 from polymode.likelihoods import make_likelihood
 from polymode.schedules import Constant, Cosine
 
-RESULTS = Path(__file__).parent / "results/choices.csv"
+RESULTS = Path(__file__).parent / "results/trials.csv"
 MOST_ROWS = 3000
 SETTING: dict[str, Any] = {
     "hidden": [64, 64],

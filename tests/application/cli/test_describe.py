@@ -52,7 +52,7 @@ def test_the_table_on_the_screen_says_the_same(folder):
         assert column["about"] in " ".join(line.split())
     assert "60 rows, one split, of which 12 rows to test on" in said
     [following] = [line for line in said.splitlines() if line.startswith("next")]
-    assert following.split(maxsplit=1)[1] == "polymode compare --data shop.csv --set data.target='price'"
+    assert following.split(maxsplit=1)[1] == "polymode compare --data shop.csv --set data.target=price"
 
 
 def test_options_of_the_table_are_followed(folder):

@@ -1,4 +1,4 @@
-"""What the rows of ``run.py`` say: python experiments/tables/summary.py experiments/tables/results/held-out.csv"""
+"""What the rows of ``run.py`` say, by the path of its file."""
 
 import sys
 from collections.abc import Iterable

@@ -8,7 +8,7 @@ import torch
 
 from polymode.application.cli.output import price_table
 from polymode.application.comparison import Comparison, Result, Summary
-from polymode.application.comparison.compare import training_mark
+from polymode.application.comparison.learning import training_mark
 from polymode.likelihoods import LIKELIHOODS, Categorical, FixedGaussian
 
 

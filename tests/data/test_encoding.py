@@ -18,6 +18,7 @@ from polymode.data.encoding import (
     decimal_of,
     laid_out,
     number_of,
+    unreadable_cells,
 )
 from polymode.data.task import Preprocessing
 from polymode.errors import InputError
@@ -102,7 +103,7 @@ def test_gaps_that_are_new_are_filled_and_strange():
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, 1e39])
 def test_numbers_that_no_network_can_see_are_refused_with_their_row(value):
-    with pytest.raises(InputError, match=r"'c' holds .* in row 2\. .*data\.drop=\['c'\]"):
+    with pytest.raises(InputError, match=r"'c' holds .* in row 2\. Replace it, or remove the row"):
         laid_out(pd.Series([1.0, value, 2.0]), "c")
 
 
@@ -195,8 +196,30 @@ def test_truth_values_are_0_and_1_and_one_half_where_they_are_missing():
     new = pd.Series(["yes", "FALSE", "1", None], dtype=object)
     assert column.encode(new).tolist() == [[1], [0], [1], [0.5]]
     assert column.strange(new).tolist() == [False, False, False, True]
-    with pytest.raises(InputError, match=r"'c' holds truth values, got .*maybe"):
-        column.encode(pd.Series(["maybe"]))
+    odd = pd.Series(["yes", "maybe", None], dtype=object)
+    assert column.encode(odd).tolist() == [[1], [0.5], [0.5]]
+    assert column.unreadable(odd).tolist() == [False, True, False]
+    assert column.strange(odd).tolist() == [False, True, True]
+    assert unreadable_cells([column], odd.to_frame("c")) == [
+        "1 of 3 cells of 'c' hold no truth value (the first 'maybe' in row 2) and are taken as gaps"
+    ]
+    with pytest.raises(
+        InputError, match=r"2 of 2 cells of 'c' hold no truth value, the first 'perhaps' in row 1"
+    ):
+        unreadable_cells([column], pd.DataFrame({"c": ["perhaps", "maybe"]}))
+
+
+@pytest.mark.parametrize(
+    ("values", "odd"),
+    [([1.5, 2.5, 3.5] * 20, "50.0 m2"), (["2020-01-01", "2021-05-06", "2022-03-04"] * 20, "someday")],
+    ids=["numbers", "dates"],
+)
+def test_cells_of_another_kind_are_told(values, odd):
+    column, _ = made(pd.Series(values))
+    new = pd.Series([*map(str, values[:3]), odd, None], dtype=object)
+    assert column.unreadable(new).tolist() == [False, False, False, True, False]
+    assert column.strange(new).tolist() == [False, False, False, True, True]
+    assert column.encode(new)[3].tolist() == column.encode(new)[4].tolist()  # both are gaps
 
 
 @pytest.mark.parametrize(

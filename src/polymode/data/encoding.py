@@ -24,6 +24,8 @@ LEAST_COUNT, MOST_VALUES = 5, 50
 MOST_DISTINCT = 0.5
 # A column of text is one of numbers or dates if this share of its values is.
 NEARLY_ALL = 0.95
+# A table in which more than this share of a column's cells is of another kind is another table.
+MOST_UNREADABLE = 0.5
 # Rows that decide whether text is a date.
 LOOKED_AT = 500
 # What stands for a missing value in files of any program; pandas knows others, such as an empty cell.
@@ -82,6 +84,10 @@ class Column(ABC):
     def fitted(self, values: Any) -> Self:
         """The same with what is learned of training rows."""
 
+    def unreadable(self, values: Any) -> np.ndarray:
+        """Which cells hold something else than the column does, and are taken as gaps, [N]."""
+        return np.zeros(len(values), dtype=bool)
+
     @abstractmethod
     def strange(self, values: Any) -> np.ndarray:
         """Which values are none that training rows have, or far outside of theirs, [N]."""
@@ -119,6 +125,9 @@ class NumberColumn(Column):
     def is_scaled(self) -> list[bool]:
         return [True, *([False] if self.has_gaps else [])]
 
+    def unreadable(self, values: Any) -> np.ndarray:
+        return np.isnan(as_numbers(values, self.name, self.decimal)) & ~as_texts(values)[1]
+
     def encode(self, values: Any) -> np.ndarray:
         numbers = as_numbers(values, self.name, self.decimal)
         gaps = np.isnan(numbers)
@@ -136,7 +145,7 @@ class NumberColumn(Column):
         numbers = as_numbers(values, self.name, self.decimal)
         margin = 0.1 * (self.high - self.low)
         outside = (numbers < self.low - margin) | (numbers > self.high + margin)
-        return outside | (np.isnan(numbers) & (not self.has_gaps))
+        return outside | self.unreadable(values) | (np.isnan(numbers) & (not self.has_gaps))
 
     @property
     def about(self) -> str:
@@ -153,6 +162,9 @@ class TruthColumn(Column):
     @property
     def features(self) -> list[str]:
         return [self.name]
+
+    def unreadable(self, values: Any) -> np.ndarray:
+        return np.isnan(_as_truth(values, self.name)) & ~as_texts(values)[1]
 
     def encode(self, values: Any) -> np.ndarray:
         numbers = _as_truth(values, self.name)
@@ -250,6 +262,9 @@ class DateColumn(Column):
         dates = as_dates(values, self.day_first)
         return dates, _days_since(dates, self.origin)
 
+    def unreadable(self, values: Any) -> np.ndarray:
+        return np.isnan(self._days(values)[1]) & ~as_texts(values)[1]
+
     def encode(self, values: Any) -> np.ndarray:
         dates, days = self._days(values)
         gaps = np.isnan(days)
@@ -270,7 +285,7 @@ class DateColumn(Column):
         _, days = self._days(values)
         margin = 0.1 * (self.high - self.low)
         outside = (days < self.low - margin) | (days > self.high + margin)
-        return outside | (np.isnan(days) & (not self.has_gaps))
+        return outside | self.unreadable(values) | (np.isnan(days) & (not self.has_gaps))
 
     @property
     def about(self) -> str:
@@ -367,6 +382,26 @@ def _is_date(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def unreadable_cells(columns: Sequence[Column], frame: Any) -> list[str]:
+    """What to say of columns with cells that are not of their kind; most of them is an error."""
+    said = []
+    for column in columns:
+        found = column.unreadable(frame[column.name])
+        if not found.any():
+            continue
+        place = int(found.argmax())
+        cell = shortened(repr(str(frame[column.name].iloc[place])), 40)
+        where = f"{cell} in row {int(frame.index[place]) + 1}"
+        count = f"{int(found.sum())} of {len(found)} cells of {column.name!r}"
+        if found.mean() > MOST_UNREADABLE:
+            raise InputError(
+                f"{count} hold no {column.kind}, the first {where}, and the network was trained on such. "
+                "Write the column as in the training table."
+            )
+        said.append(f"{count} hold no {column.kind} (the first {where}) and are taken as gaps")
+    return said
 
 
 def encoded(columns: Sequence[Column], frame: Any) -> np.ndarray:
@@ -559,8 +594,8 @@ def as_numbers(values: Any, name: str, decimal: str | None = None) -> np.ndarray
         place = int(beyond.argmax())
         what = "an infinite value" if np.isinf(numbers[place]) else f"a value beyond {LARGEST:.2g}"
         raise InputError(
-            f"The column {name!r} holds {what} in row {int(values.index[place]) + 1}. Replace it, "
-            f'or leave the column out with --set "data.drop=[{name!r}]".'
+            f"The column {name!r} holds {what} in row {int(values.index[place]) + 1}. Replace it, or remove "
+            "the row."
         )
     return numbers
 
@@ -595,9 +630,7 @@ def _as_truth(values: Any, name: str) -> np.ndarray:
         return as_numbers(values, name)
     texts, gaps = as_texts(values)
     words = {"true": 1.0, "1": 1.0, "yes": 1.0, "false": 0.0, "0": 0.0, "no": 0.0}
-    known = {text: words.get(text.lower()) for text in set(texts[~gaps].tolist())}
-    wrong = [text for text, value in known.items() if value is None]
-    require(not wrong, f"The column {name!r} holds truth values, got {shortened(repr(wrong[:1]))}.")
+    known = {text: words.get(text.lower(), np.nan) for text in set(texts[~gaps].tolist())}
     return np.array([np.nan if gap else known[text] for text, gap in zip(texts, gaps, strict=True)], float)
 
 

@@ -179,7 +179,7 @@ class Split:
     ordered: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Task:
     """One or several splits of a data set with the meaning of its targets.
 
@@ -205,6 +205,15 @@ class Task:
 
     def __post_init__(self) -> None:
         require(len(self.splits) > 0, f"The task {self.name!r} has no splits.")
+
+    def __repr__(self) -> str:
+        split, likelihood = self.splits[0], make_likelihood(self.likelihood)
+        held_out = 0 if split.validation is None else split.validation.num_examples
+        return (
+            f"Task({self.name!r}, {likelihood.kind}, {len(self.splits)} split{'s'[: len(self.splits) != 1]}: "
+            f"{split.train.num_examples} to train on, {held_out} to validate on, "
+            f"{split.test.num_examples} to test on)"
+        )
 
     @property
     def example_shape(self) -> Tree:

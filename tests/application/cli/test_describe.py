@@ -1,6 +1,7 @@
 """``polymode data describe``: what becomes of every column of a table."""
 
 import json
+import shlex
 
 import numpy as np
 import pytest
@@ -50,17 +51,26 @@ def test_the_table_on_the_screen_says_the_same(folder):
         [line] = [line for line in said.splitlines() if line.strip().startswith(f"{column['name']} ")]
         assert line.split()[1:2] == column["kind"].split()[:1]
         assert column["about"] in " ".join(line.split())
-    assert "60 rows, one split, of which 12 rows to test on" in said
+    assert "60 rows, of which 12 to test on" in said
     [following] = [line for line in said.splitlines() if line.startswith("next")]
-    assert following.split(maxsplit=1)[1] == "polymode compare --data shop.csv --set data.target=price"
+    assert shlex.split(following)[1:4] == ["polymode", "compare", "--data=shop.csv"]
 
 
 def test_options_of_the_table_are_followed(folder):
     found = described(folder, "--set", "data.target=colour", "--set", "data.drop=[id,sold]")
     assert [column["name"] for column in found["columns"]] == ["size", "always", "price"]
     assert found["meaning"] == "3 classes: [blue], green, red"
-    said = polymode("data", "describe", "shop.csv", "--set", "data.splits=4", cwd=folder).stdout
-    assert "60 rows, 4 splits, of which 12 rows to test on" in said
+    said = polymode("data", "describe", "shop.csv", "--set", "data.test_share=0.5", cwd=folder).stdout
+    assert "60 rows, of which 30 to test on" in said
+    # The command that comes next has the same options: groups and orders must not get lost.
+    [following] = [line for line in said.splitlines() if line.startswith("next")]
+    assert shlex.split(following)[1:] == [
+        "polymode",
+        "compare",
+        "--data=shop.csv",
+        '--set=data.target="price"',
+        "--set=data.test_share=0.5",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_files_have_the_columns_and_the_command_counts_the_rows(made):
     said = polymode("predict", "out", "strange.csv", "--out", "p.csv", cwd=made).stdout
     strangeness, unlike, _ = predicted(made, "strange.csv")
     count = sum(s > 1 or u != "" for s, u in zip(strangeness, unlike, strict=True))
-    assert f"{count} of 5 rows are unlike the training data" in " ".join(said.split())
+    assert f"unlike the training data: {count} of 5 rows" in " ".join(said.split())
     with (made / "p.csv").open() as file:
         written = list(csv.DictReader(file))
     assert [row["unlike"] for row in written] == unlike

@@ -155,8 +155,8 @@ def with_scores(found, scores, seeds):
         ),
         (
             {"one": [1.0, 2.0, 3.0], "two": [0.9, 2.1, 2.9], "three": [1.5, 2.5, 3.5]},
-            "Undecided: no method has a better NLL than <b>one</b> by more than two standard errors; two is "
-            "ahead by 0.0333 ± 0.0667.",
+            "Undecided: no other network has a better NLL than <b>one</b> by more than two standard errors; "
+            "two is ahead by 0.0333 ± 0.0667.",
         ),
         (
             {"one": [1.0, 2.0, 3.0], "two": [1.1, 1.9, 3.1]},
@@ -164,8 +164,8 @@ def with_scores(found, scores, seeds):
         ),
         (
             {"one": [1.0, 2.0, 3.0], "two": [1.1, 2.2, 3.1]},
-            "At this budget no method has a better NLL than <b>one</b>; the nearest, two, is behind by "
-            "0.1333 ± 0.0333.",
+            "At this budget no other network has a better NLL than <b>one</b>; the nearest, two, is behind "
+            "by 0.1333 ± 0.0333.",
         ),
         ({"one": [1.0], "two": [0.5]}, "two is ahead by 0.5000 (one replicate, no standard error)."),
     ],

@@ -95,7 +95,7 @@ NOISE = torch.randn(NUMBER, generator=torch.Generator().manual_seed(0))
     [
         (0.5, 0.1, "yes: NLL is better than that of forest (scikit-learn, 0.3 s) by 0.5"),
         (-0.5, 0.1, "no: forest (scikit-learn, 0.3 s) has a better NLL by 0.4"),
-        (0.05, 1.0, "undecided: NLL differs from that of forest (scikit-learn, 0.3 s) by 0."),
+        (0.05, 1.0, "undecided: network is ahead of forest (scikit-learn, 0.3 s) in NLL by 0."),
     ],
 )
 def test_whether_a_network_is_worth_it_is_told_by_the_test_rows(shift, noise, sentence):

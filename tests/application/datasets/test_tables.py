@@ -58,7 +58,7 @@ def numbers_of(data, ready):
 def test_the_last_column_is_regressed_where_it_holds_fractions(source):
     task = table(source, drop=["kind"], batch_size=3)
     assert task.name == ("table" if isinstance(source, pd.DataFrame) else "houses")
-    assert (task.likelihood.kind, task.num_outputs, len(task.splits)) == ("gaussian", 1, 3)
+    assert (task.likelihood.kind, task.num_outputs, len(task.splits)) == ("gaussian", 1, 1)
     for split in task.splits:
         ready = split.preprocessing
         assert (ready.columns, ready.target, ready.source) == (("age", "member"), "price", "table")
@@ -129,7 +129,7 @@ def test_new_tables_are_read_by_column_name(source, tmp_path):
     assert torch.equal(read_table(new, ready)[0], inputs)
     new.drop(columns="price").to_csv(tmp_path / "new.csv", index=False)
     assert read_table(tmp_path / "new.csv", ready)[1] is None
-    with pytest.raises(InputError, match=r"Unknown target column of .* 'price'"):
+    with pytest.raises(InputError, match=r"has no column 'price', the target.*polymode predict needs none"):
         read_table(tmp_path / "new.csv", ready, need_target=True)
     new.drop(columns=["age", "member"]).to_csv(tmp_path / "new.csv", index=False)
     with pytest.raises(InputError, match=r"lacks 2 of the columns .*: age, member"):
@@ -206,7 +206,7 @@ def test_text_numbers_are_targets():
     task = table(pd.DataFrame({"x": np.arange(30) / 7, "y": texts * 5}), scale="linear")
     found = {round(v, 3) for s in task.splits for v in numbers_of(s.train, s.preprocessing).tolist()}
     assert sorted(found) == pytest.approx([0.512, 1.234, 1.5, 2.5, 1000.5], abs=1e-2)
-    assert task.remarks == ["5 rows have no 'y' and are left out"]
+    assert task.remarks == ["5 rows without 'y' left out"]
 
 
 @pytest.mark.parametrize("kind", ["Int64", "category", "string", "int64[pyarrow]"])
@@ -216,7 +216,7 @@ def test_targets_of_pandas_own_types(tmp_path, kind):
     task = table(data, test_share=0.25)
     assert task.likelihood.kind == "categorical"
     assert set(task.splits[0].preprocessing.classes) == {"2", "10"}
-    assert task.remarks == ["4 rows have no 'y' and are left out"]
+    assert task.remarks == ["4 rows without 'y' left out"]
     assert (task.splits[0].train.num_examples, task.splits[0].test.num_examples) == (6, 2)
 
 
@@ -452,7 +452,10 @@ def test_the_last_rows_in_time_are_tested_on(kind):
     data = pd.DataFrame({"t": column, "x": when / 3, "y": 1.5 * when})
     data.loc[ROWS] = [None, 1.0, 1.0]
     task = table(data, order="t", num_validation=3)
-    assert task.remarks == ["1 rows have no 't' and are left out"]
+    assert task.remarks == [
+        "1 row without 't' left out",
+        "rows in the order of 't', the last ones to test on",
+    ]
     split = task.splits[0]
     rows = [
         (numbers_of(part, split.preprocessing) / 1.5).round().int().tolist()
@@ -467,10 +470,20 @@ def test_only_dates_and_numbers_are_an_order():
         table(frame(), order="kind")
 
 
-def test_small_tables_are_divided_three_times():
+def test_small_tables_are_divided_three_times_where_it_is_left_open():
     rows = np.random.RandomState(0).randn(2000, 2)
-    assert len(table(pd.DataFrame(rows[:1999], columns=["x", "y"])).splits) == 3
-    assert len(table(pd.DataFrame(rows, columns=["x", "y"])).splits) == 1
+    assert len(table(pd.DataFrame(rows[:1999], columns=["x", "y"]), splits=None).splits) == 3
+    assert len(table(pd.DataFrame(rows, columns=["x", "y"]), splits=None).splits) == 1
+    assert len(table(pd.DataFrame(rows[:1999], columns=["x", "y"])).splits) == 1
+
+
+def test_numbers_with_stray_text_are_no_classes():
+    rows = pd.DataFrame({"x": range(100), "y": [*(f"{i * 1.5}" for i in range(90)), *["tbd"] * 10]})
+    with pytest.raises(
+        InputError, match=r"10 of 100 values of the target 'y' are no numbers.*'tbd' in row 91"
+    ):
+        table(rows)
+    assert len(table(rows, task="classification").splits[0].preprocessing.classes) == 91
 
 
 # Meaning of the target.

@@ -29,7 +29,7 @@ COMMANDS = {
     "diversity": "do members differ? from saved probabilities of any library",
     "reference": "sample the posterior itself, to judge methods by",
     "methods": "list the methods, or explain one",
-    "data": "list, fetch and check data sets",
+    "data": "list, fetch, check and describe data sets",
 }
 USAGE = (
     "usage: polymode COMMAND [options]\n\n"

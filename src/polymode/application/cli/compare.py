@@ -38,6 +38,7 @@ from polymode.application.comparison import (
     require_validation,
     verdict_of,
 )
+from polymode.application.comparison.baselines import CLASSIFICATION_BASELINES, REGRESSION_BASELINES
 from polymode.application.comparison.pilot import meaning_of
 from polymode.application.datasets import frames
 from polymode.application.report import write_page
@@ -127,6 +128,7 @@ def run(options: CompareOptions) -> None:
     reference = load_reference(options.reference, job.task)
     if options.calibrate:
         require_validation(job.task, "calibrate")
+    _check_names(options.baselines)
     budget = options.budget or job.task.suggested_budget
     amount = budget if options.equal == "budget" else float(options.epochs or max(1, round(budget / 5)))
     without_methods = config_of(options, without=["methods"]) | {"model": job.model_name, "budget": budget}
@@ -194,10 +196,26 @@ def run(options: CompareOptions) -> None:
         out.print(calibration_table(comparison))
     for line in _footnotes(comparison):
         say(options, line)
-    for line in () if verdict is None else verdict.lines:
-        say(options, line)
+    if verdict is None:
+        say(options, "no verdict: it is chosen on held-out rows, and there are none.")
+    else:
+        for line in verdict.lines:
+            say(options, line)
     say(options, f"results  {folder}/results.csv, {folder}/results.json")
     say(options, f"page     {page}")
+    if verdict is not None and wanted[verdict.recommended.label] == verdict.recommended.label:
+        settings = {name: dict(some) for name, some in options.set.items() if name != "all"}
+        if settings.get("data", {}).get("splits", 0) is None:
+            del settings["data"]["splits"]
+        following = TrainOptions(
+            data=options.data,
+            model=options.model,
+            likelihood=options.likelihood,
+            method=verdict.recommended.label,
+            set={name: some for name, some in settings.items() if some},
+            calibrate=True,
+        )
+        say(options, f"next     {command_line('train', following)}")
 
 
 def _with_splits(options: CompareOptions) -> CompareOptions:
@@ -206,6 +224,14 @@ def _with_splits(options: CompareOptions) -> CompareOptions:
     if Path(options.data).suffix.lower() not in frames.SUFFIXES or "splits" in given or options.reference:
         return options
     return replace(options, set=options.set | {"data": given | {"splits": None}})
+
+
+def _check_names(baselines: str) -> None:
+    """Refuse baselines that nobody knows before anything is trained."""
+    known = {*REGRESSION_BASELINES, *CLASSIFICATION_BASELINES}
+    for name in () if baselines in ("all", "none") else baselines.split(","):
+        if name.strip() and name.strip() not in known:
+            raise unknown_name("baseline", name.strip(), known)
 
 
 def _baselines(text: str, likelihood: Likelihood, task: Task, reporter: Reporter) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """``polymode data``: the data sets that have a name; fetch and check them."""
 
-import shlex
 import sys
 from dataclasses import dataclass
 
@@ -10,7 +9,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from polymode.application.cli.options import ScreenOptions, UsageError, option
+from polymode.application.cli.compare import CompareOptions
+from polymode.application.cli.options import ScreenOptions, UsageError, command_line, option
 from polymode.application.cli.output import console, print_json, say
 from polymode.application.comparison.pilot import meaning_of
 from polymode.application.datasets.catalogue import DATASETS
@@ -94,12 +94,12 @@ def _describe(options: DataOptions) -> None:
     table.add_section()
     table.add_row(escape(ready.target), "target", "", escape(meaning))
     console().print(table)
-    splits = f"{len(task.splits)} splits" if len(task.splits) > 1 else "one split"
-    say(options, f"{total} rows, {splits}, of which {split.test.num_examples} rows to test on")
+    say(options, f"{total} rows, of which {split.test.num_examples} to test on")
     for remark in task.remarks:
         say(options, remark)
-    words = shlex.join(["polymode", "compare", "--data", name, "--set", f"data.target={ready.target}"])
-    say(options, f"next     {words}")
+    settings = {"target": ready.target} | options.set.get("data", {})
+    again = CompareOptions(data=name, set={"data": settings})
+    say(options, f"next     {command_line('compare', again)}")
 
 
 def _list(options: DataOptions) -> None:

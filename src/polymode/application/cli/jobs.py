@@ -44,8 +44,8 @@ class JobOptions(JudgingOptions):
 
     data: str = option(
         "digits",
-        "data set: a name (see polymode data), a table (.csv, .tsv, .parquet, .npz), a text (.txt), a folder "
-        "of images, or package.module:callable",
+        "data set: a name (see polymode data), a table (.csv, .tsv, .parquet, .feather, .xlsx, .npz), a text "
+        "(.txt), a folder of images, or package.module:callable",
         metavar="DATA",
     )
     model: str = option(

@@ -84,34 +84,12 @@ def calibration_table(comparison: Comparison) -> Table:
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
-    table.add_column("method", no_wrap=True)
-    columns = [c for c in comparison.shown_columns() if c.key in CALIBRATED]
-    for column in columns:
-        table.add_column(column.title, justify="right")
-    table.add_column("learned", justify="right")
-    for result in comparison.methods:
-        if not result.calibrated:
-            continue
-        cells = []
-        for column in columns:
-            before = result.summary(column.key)
-            after = [scores[column.key] for scores in result.calibrated if scores.get(column.key) is not None]
-            shown = "–" if before is None else f"{before.mean:.{column.digits}f}"
-            cells.append(f"{shown} → {sum(after) / len(after):.{column.digits}f}" if after else shown)
-        table.add_row(result.stated, *cells, _learned(result.calibrated))
+    titles, rows = comparison.before_and_after()
+    for title in titles:
+        table.add_column(title, justify="left" if title == titles[0] else "right")
+    for row in rows:
+        table.add_row(*row)
     return table
-
-
-CALIBRATED = ("accuracy", "nll", "ece", "log_density", "coverage90", "mean_std")
-
-
-def _learned(scores: Sequence[Mapping[str, float]]) -> str:
-    """The factor that calibration learned, the mean over splits and seeds."""
-    for name in ("temperature", "noise_scale"):
-        values = [each[name] for each in scores if name in each]
-        if values:
-            return f"{name.replace('_', ' ')} {sum(values) / len(values):.3g}"
-    return "–"
 
 
 def price_table(comparison: Comparison) -> Table:

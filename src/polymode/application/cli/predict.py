@@ -119,8 +119,8 @@ def run(options: PredictOptions) -> None:
             strange = (columns[STRANGENESS] > 1) | (columns[UNLIKE] != "")
             say(
                 options,
-                f"{int(strange.sum())} of {count} rows are unlike the training data: {STRANGENESS} above 1 "
-                f"(1 % of training rows are), or columns named in {UNLIKE!r}",
+                f"unlike the training data: {int(strange.sum())} of {count} rows, with a {STRANGENESS} above "
+                f"1 (1 % of training rows lie beyond it) or columns named in {UNLIKE!r}",
             )
 
 

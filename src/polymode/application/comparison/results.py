@@ -225,6 +225,21 @@ class Comparison:
         columns = self.likelihood.columns.values()
         return [c for c in columns if any(r.summary(c.key) is not None for r in self.results)]
 
+    def before_and_after(self) -> tuple[list[str], list[list[str]]]:
+        """Scores before and after calibration, means over splits and seeds: titles, and a row a method."""
+        known = [result for result in self.methods if result.calibrated]
+        columns = [c for c in self.shown_columns() if any(c.key in r.calibrated[0] for r in known)]
+        rows = []
+        for result in known:
+            cells = [result.stated]
+            for column in columns:
+                before = result.summary(column.key)
+                after = [s[column.key] for s in result.calibrated if s.get(column.key) is not None]
+                shown = "–" if before is None else f"{before.mean:.{column.digits}f}"
+                cells.append(f"{shown} → {sum(after) / len(after):.{column.digits}f}" if after else shown)
+            rows.append([*cells, _learned(result.calibrated)])
+        return ["method", *(column.title for column in columns), "learned"], rows
+
     # --- as data --------------------------------------------------------------------------------
 
     def rows(self) -> list[dict[str, Any]]:
@@ -270,6 +285,15 @@ class Comparison:
             "hardware": dict(self.hardware),
             "noise_floor": None if self.reference is None else self.reference.noise_floor,
         }
+
+
+def _learned(scores: Sequence[Mapping[str, float]]) -> str:
+    """The factor that calibration learned, the mean over splits and seeds."""
+    for name in ("temperature", "noise_scale"):
+        values = [each[name] for each in scores if name in each]
+        if values:
+            return f"{name.replace('_', ' ')} {sum(values) / len(values):.3g}"
+    return "–"
 
 
 def _paired_errors(result: Result, other: Result) -> list[float] | None:

@@ -18,7 +18,7 @@ class Verdict:
     recommended: the cheapest method whose validation quality is not behind that of the best by more than
     ``WORTH`` and one standard error. best: the method of the best validation quality. baseline: the best
     baseline by validation; None where there are none. gain: of the recommended method over that baseline on
-    the test rows.
+    the test rows; over_nothing: over the baseline that knows no inputs.
     """
 
     recommended: Result
@@ -27,6 +27,7 @@ class Verdict:
     gain: Summary | None
     quality: str
     digits: int
+    over_nothing: Summary | None = None
 
     @property
     def lines(self) -> list[str]:
@@ -43,6 +44,13 @@ class Verdict:
             lines.append(f"{'':<{LEAD}}but it is {found.mark}: give it another budget before you rely on it")
         if self.baseline is not None and self.gain is not None:
             lines.append(f"{'worth it?':<{LEAD}}{self._worth()}")
+        if self.over_nothing is not None and not (
+            self.over_nothing.is_decided and self.over_nothing.mean > 0
+        ):
+            lines.append(
+                f"{'':<{LEAD}}it is not decidedly better than a model that knows no inputs: they may say "
+                "little about the target"
+            )
         return lines
 
     def _worth(self) -> str:
@@ -53,7 +61,9 @@ class Verdict:
             amount += f" ±{self.gain.standard_error:.{self.digits}f}"
         rival = f"{self.baseline.label} (scikit-learn, {self.baseline.price['seconds']:.1f} s)"
         if not self.gain.is_decided:
-            return f"undecided: {self.quality} differs from that of {rival} by {amount} on the test rows"
+            ahead = self.recommended.label if self.gain.mean > 0 else rival
+            behind = rival if self.gain.mean > 0 else self.recommended.label
+            return f"undecided: {ahead} is ahead of {behind} in {self.quality} by {amount} on the test rows"
         if self.gain.mean > 0:
             return f"yes: {self.quality} is better than that of {rival} by {amount} on the test rows"
         return f"no: {rival} has a better {self.quality} by {amount} on the test rows"
@@ -84,7 +94,9 @@ def verdict_of(comparison: Comparison) -> Verdict | None:
     cheapest = min(near, key=lambda result: (result.price["passes"], result.price["seconds"]))
     gain = None if baseline is None else comparison.difference(cheapest, baseline)
     quality = comparison.quality
-    return Verdict(cheapest, best, baseline, gain, quality.title, quality.digits)
+    blind = next((each for each in comparison.baselines if each.label in ("constant", "prior")), None)
+    over_nothing = None if blind is None else comparison.difference(cheapest, blind)
+    return Verdict(cheapest, best, baseline, gain, quality.title, quality.digits, over_nothing)
 
 
 def _is_near(comparison: Comparison, best: Result, result: Result) -> bool:

@@ -126,7 +126,7 @@ def _without_empty(frame: Any) -> Any:
     return frame[[name for name in frame if not (_NAMELESS.fullmatch(name) and frame[name].isna().all())]]
 
 
-def _encoding_of(path: Path) -> str:
+def _encoding_of(path: Path, *, warn: bool = True) -> str:
     """UTF-8, or UTF-16 by its first bytes, or what Windows writes, which a warning says."""
     with path.open("rb") as file:
         start = file.read(4)
@@ -138,11 +138,12 @@ def _encoding_of(path: Path) -> str:
                 # A character may be cut by the end of a block: the next line end is a safe place.
                 (block + file.readline()).decode("utf-8")
         except UnicodeDecodeError:
-            warnings.warn(
-                f"{path} is not UTF-8 and is read as cp1252 (Windows, western Europe): say data.encoding if "
-                "letters look wrong.",
-                stacklevel=5,
-            )
+            if warn:
+                warnings.warn(
+                    f"{path} is not UTF-8 and is read as cp1252 (Windows, western Europe): say data.encoding "
+                    "if letters look wrong.",
+                    stacklevel=5,
+                )
             return "cp1252"
     return "utf-8-sig" if start[:3] == b"\xef\xbb\xbf" else "utf-8"
 
@@ -238,7 +239,7 @@ def kept_columns(
         return {name: _plain_or_text(frame[name]) for name in names}
     names = list(dict.fromkeys(names))
     places = [known.index(name) for name in names]
-    encoding = _encoding_of(path)
+    encoding = _encoding_of(path, warn=False)
     text = pandas().read_csv(
         path,
         sep=separator or separator_of(path, encoding),

@@ -32,6 +32,7 @@ from polymode.data.encoding import (
     laid_out,
     number_of,
     pandas,
+    unreadable_cells,
 )
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, mean_and_scale, num_outputs_for, standardised
@@ -218,7 +219,7 @@ def _planned(
     if frame[target].dtype == object or pandas().api.types.is_string_dtype(frame[target].dtype):
         gaps = as_texts(frame[target])[1]
     if gaps.any():
-        remarks.append(f"{int(gaps.sum())} rows have no {target!r} and are left out")
+        remarks.append(f"{_rows(int(gaps.sum()))} without {target!r} left out")
         frame = frame[~gaps]
     require(len(frame) > 0, f"No row of {what} has a {target!r}.")
     if order is not None:
@@ -229,7 +230,7 @@ def _planned(
         )
         dated = _in_order(frame, order, what)
         if len(dated) < len(frame):
-            remarks.append(f"{len(frame) - len(dated)} rows have no {order!r} and are left out")
+            remarks.append(f"{_rows(len(frame) - len(dated))} without {order!r} left out")
         frame = dated
     groups = None
     if group is not None:
@@ -253,6 +254,11 @@ def _planned(
         )
         + ".",
     )
+    remarks += unreadable_cells(columns, frame)
+    if order is not None:
+        remarks.append(f"rows in the order of {order!r}, the last ones to test on")
+    if group is not None:
+        remarks.append(f"rows of one {group!r} stay together")
     return _Plan(frame, target, columns, groups, order is not None, tuple(remarks))
 
 
@@ -507,7 +513,10 @@ def _read(
     # A run that knows no names has its target in the last column, as a table has that is trained on.
     name = preprocessing.target or (str(frame.columns[-1]) if need_target else "")
     if need_target and name not in frame.columns:
-        raise unknown_name(f"target column of {path}", name, map(str, frame.columns))
+        raise InputError(
+            f"{path} has no column {name!r}, the target, which scores are about; it has "
+            f"{shortened(', '.join(map(str, frame.columns)))}. polymode predict needs none."
+        )
     if need_target:
         gaps = as_texts(frame[name])[1]
         require(not gaps.all(), f"No row of {path} has a {name!r}.")
@@ -546,7 +555,10 @@ def _encode(frame: Any, preprocessing: Preprocessing, path: Path, others: set[st
             f"{', '.join(missing)}. It has {', '.join(names)}.",
         )
     if preprocessing.encoding:
-        return encoded([column for column in preprocessing.encoding if column.features], frame)
+        used = [column for column in preprocessing.encoding if column.features]
+        for remark in unreadable_cells(used, frame):
+            warnings.warn(f"{path}: {remark}.", stacklevel=5)
+        return encoded(used, frame)
     return np.stack([_numbers_without_gaps(frame[name], name, path) for name in found], 1)
 
 
@@ -708,6 +720,10 @@ def _kind_of_task(task: str | None, likelihood: str | Likelihood | None) -> str 
     return meant
 
 
+def _rows(number: int) -> str:
+    return f"{number} row{'s'[: number != 1]}"
+
+
 def _plain(column: Any, task: str | None) -> np.ndarray:
     """Values of a target column without gaps; numbers written as text are numbers."""
     types = pandas().api.types
@@ -731,7 +747,22 @@ def _plain(column: Any, task: str | None) -> np.ndarray:
         numbers = [number_of(text) for text in dict.fromkeys(texts.tolist())]
         if all(number is not None for number in numbers):
             return _plain(pandas().Series(as_numbers(column, str(column.name))), task)
+        if task is None:
+            _check_no_stray_text(column, texts)
     return texts
+
+
+def _check_no_stray_text(column: Any, texts: np.ndarray) -> None:
+    """Raise for a column of numbers, too many for classes, of which some cells are text."""
+    is_text = np.array([number_of(text) is None for text in texts.tolist()], dtype=bool)
+    different = len(set(texts[~is_text].tolist()))
+    if different > MOST_INTEGER_CLASSES and is_text.mean() < 0.5:
+        place = int(is_text.argmax())
+        raise InputError(
+            f"{int(is_text.sum())} of {len(texts)} values of the target {str(column.name)!r} are no numbers, "
+            f"the first is {str(texts[place])!r} in row {int(column.index[place]) + 1}. Correct or empty "
+            "those cells, or say data.task=classification."
+        )
 
 
 def _is_classification(raw: np.ndarray, task: str | None, what: str) -> bool:

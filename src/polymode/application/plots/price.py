@@ -77,11 +77,14 @@ def gain_figure(quality: str, points: Sequence[Mapping[str, Any]]) -> Any:
 
     points: {"label", "seconds", "gain", "error" (standard error or None), "parameters"}.
     """
+    few = len(points) <= FEW
     drawn = figure(
-        "Is it worth its price?", "seconds of training (one replicate)", f"gain in {quality}", height=360
+        "Is it worth its price?",
+        "seconds of training (one replicate)",
+        f"gain in {quality}",
+        height=360 if few else 460,
     )
     drawn.add_hline(y=0, line={"color": "#999", "dash": "dot"})
-    few = len(points) <= FEW
     for index, point in enumerate(points):
         drawn.add_scatter(
             x=[point["seconds"]],

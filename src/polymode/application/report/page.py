@@ -94,21 +94,12 @@ def _marks(comparison: Comparison) -> str:
 
 def _calibration(comparison: Comparison) -> str:
     """Scores before and after calibration, where it was asked for."""
-    known = [result for result in comparison.methods if result.calibrated]
-    if not known:
+    titles, rows = comparison.before_and_after()
+    if not rows:
         return ""
-    columns = [c for c in comparison.shown_columns() if c.key in known[0].calibrated[0]]
-    rows = []
-    for result in known:
-        cells = []
-        for column in columns:
-            before = result.summary(column.key)
-            after = [s[column.key] for s in result.calibrated if s.get(column.key) is not None]
-            shown = "–" if before is None else f"{before.mean:.{column.digits}f}"
-            cells.append(f"{shown} → {sum(after) / len(after):.{column.digits}f}" if after else shown)
-        rows.append([f"<b>{_escape(result.stated)}</b>", *cells])
-    head = ["method", *(_escape(column.title) for column in columns)]
-    return f'<h2>Before and after calibration</h2><div class="scroll">{_table(head, rows)}</div>'
+    cells = [[f"<b>{_escape(row[0])}</b>", *map(_escape, row[1:])] for row in rows]
+    table = _table([_escape(title) for title in titles], cells)
+    return f'<h2>Before and after calibration</h2><div class="scroll">{table}</div>'
 
 
 def _summary(comparison: Comparison) -> str:
@@ -124,12 +115,12 @@ def _summary(comparison: Comparison) -> str:
     if not gain.is_decided:
         ahead = f"{'ahead' if gain.mean > 0 else 'behind'} by {abs(gain.mean):.{digits}f}"
         return (
-            f"Undecided: no method has a better {quality} than <b>{_escape(first.label)}</b> by more than "
-            f"two standard errors; {_escape(best.label)} is {ahead}{_error(gain, digits)}."
+            f"Undecided: no other network has a better {quality} than <b>{_escape(first.label)}</b> by more "
+            f"than two standard errors; {_escape(best.label)} is {ahead}{_error(gain, digits)}."
         )
     if gain.mean <= 0:
         return (
-            f"At this budget no method has a better {quality} than <b>{_escape(first.label)}</b>; the "
+            f"At this budget no other network has a better {quality} than <b>{_escape(first.label)}</b>; the "
             f"nearest, {_escape(best.label)}, is behind by {-gain.mean:.{digits}f}{_error(gain, digits)}."
         )
     ratio = best.price["seconds"] / first.price["seconds"]

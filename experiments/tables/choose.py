@@ -70,8 +70,10 @@ def judged(arguments: tuple[Path, dict[str, Any], dict[str, Any]]) -> tuple[str,
     folder, table, setting = arguments
     warnings.simplefilter("ignore")
     task, train, validation, kept = parts_of(folder, table, setting)
-    kinds = dict(zip(("steady", "varying", "heavy"), task.likelihoods, strict=False))
-    likelihood = kinds.get(setting["likelihood"], kinds.get("steady", make_likelihood(task.likelihood)))
+    plain = make_likelihood(task.likelihood)
+    kinds = {"heavy": "student_t", "varying": "heteroscedastic"}
+    wanted = kinds.get(setting["likelihood"], plain.kind)
+    likelihood = next((each for each in task.likelihoods if each.kind.startswith(wanted)), plain)
     ready = task.splits[0].preprocessing
     outputs = len(ready.classes) or (2 if likelihood.kind.startswith("heteroscedastic") else 1)
     schedule = Cosine(final=0.05) if setting["schedule"] == "cosine" else Constant()

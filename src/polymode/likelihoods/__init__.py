@@ -25,7 +25,7 @@ from polymode.likelihoods.location_scale import NoiseLevel
 from polymode.likelihoods.numbers import Numbers, NumbersPredictive
 from polymode.likelihoods.poisson import Poisson
 from polymode.likelihoods.predictive import Predictive
-from polymode.likelihoods.student_t import StudentT
+from polymode.likelihoods.student_t import HeteroscedasticStudentT, StudentT
 from polymode.trees import Tree, map_tree
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Gaussian",
     "GaussianPredictive",
     "HeteroscedasticGaussian",
+    "HeteroscedasticStudentT",
     "LearnedGaussian",
     "Likelihood",
     "NoiseLevel",
@@ -60,6 +61,7 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {
         HeteroscedasticGaussian,
         Poisson,
         StudentT,
+        HeteroscedasticStudentT,
     )
 }
 

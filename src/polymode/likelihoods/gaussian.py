@@ -1,18 +1,17 @@
 """Numbers with Gaussian noise: fixed, learned, or depending on the input."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.special import ndtr, ndtri
 
 from polymode.errors import InputError, require_positive
 from polymode.likelihoods.base import first_place
-from polymode.likelihoods.location_scale import LearnedNoise, LocationScale
+from polymode.likelihoods.location_scale import LearnedNoise, LocationScale, NoiseOfInputs
 from polymode.likelihoods.numbers import Law, NumbersPredictive
 from polymode.trees import Tree
 
@@ -201,30 +200,10 @@ class LearnedGaussian(LearnedNoise, Gaussian):
 
 
 @dataclass(frozen=True)
-class HeteroscedasticGaussian(Gaussian):
+class HeteroscedasticGaussian(NoiseOfInputs, Gaussian):
     """The network gives [..., 2D]: D means, then D raw noise levels, σ = softplus(·) + min_std."""
 
     kind: ClassVar[str] = "heteroscedastic_gaussian"
-    min_std: float = 1e-6
-
-    def trained_moments(self, outputs: Tree) -> tuple[Tensor, Tensor]:
-        both = self.read(outputs)
-        if both.shape[-1] % 2:
-            raise InputError(
-                "HeteroscedasticGaussian needs an even number of outputs (means, then raw standard "
-                f"deviations), the network gives {both.shape[-1]}."
-            )
-        mean, raw = both.chunk(2, -1)
-        return mean, F.softplus(raw) + self.min_std
-
-    def raw_outputs(self, mean: Tensor, std: Tensor) -> Tensor:
-        """The outputs [..., 2] that have these means and deviations [...]."""
-        above = (std - self.min_std).clamp(min=self.min_std)
-        # softplus undone; beyond 30 it is the identity.
-        return torch.stack([mean, torch.where(above > 30, above, above.clamp(max=30).expm1().log())], -1)
-
-    def num_outputs(self, targets: Iterable[Tensor]) -> int:
-        return 2 * super().num_outputs(targets)
 
 
 def gaussian_log_prob(targets: Tensor, means: Tensor, stds: Tensor | float) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -148,6 +148,32 @@ class LearnedNoise(LocationScale):
             )
         mean, raw = outputs["mean"], outputs["raw_std"]
         return mean, F.softplus(raw) + self.min_std
+
+
+@dataclass(frozen=True)
+class NoiseOfInputs(LocationScale):
+    """The network gives [..., 2D]: D means, then D raw noise levels, σ = softplus(·) + min_std."""
+
+    min_std: float = 1e-6
+
+    def trained_moments(self, outputs: Tree) -> tuple[Tensor, Tensor]:
+        both = self.read(outputs)
+        if both.shape[-1] % 2:
+            raise InputError(
+                f"{type(self).__name__} needs an even number of outputs (means, then raw standard "
+                f"deviations), the network gives {both.shape[-1]}."
+            )
+        mean, raw = both.chunk(2, -1)
+        return mean, F.softplus(raw) + self.min_std
+
+    def raw_outputs(self, mean: Tensor, std: Tensor) -> Tensor:
+        """The outputs [..., 2] that have these means and deviations [...]."""
+        above = (std - self.min_std).clamp(min=self.min_std)
+        # softplus undone; beyond 30 it is the identity.
+        return torch.stack([mean, torch.where(above > 30, above, above.clamp(max=30).expm1().log())], -1)
+
+    def num_outputs(self, targets: Iterable[Tensor]) -> int:
+        return 2 * super().num_outputs(targets)
 
 
 class NoiseLevel(nn.Module):

@@ -1,4 +1,4 @@
-"""Numbers with heavy tails: Student's t, whose noise level is learned."""
+"""Numbers with heavy tails: Student's t, with a noise level that is learned or depends on the input."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polymode.errors import require, require_whole
 from polymode.likelihoods.gaussian import SMALLEST_STD, HeteroscedasticGaussian
-from polymode.likelihoods.location_scale import LearnedNoise
+from polymode.likelihoods.location_scale import LearnedNoise, LocationScale, NoiseOfInputs
 from polymode.likelihoods.numbers import Law, NumbersPredictive
 from polymode.trees import Tree
 
@@ -52,17 +52,16 @@ class StudentTLaw(Law):
 
 
 @dataclass(frozen=True)
-class StudentT(LearnedNoise):
-    """y = μ + σ √((ν − 2)/ν) t_ν; the network gives μ, each member learns one σ = softplus(ρ) + min_std.
+class HeavyTails(LocationScale):
+    """y = μ + σ √((ν − 2)/ν) t_ν.
 
-    σ is the standard deviation of the noise, as it is in ``LearnedGaussian``, so that the two can be
+    σ is the standard deviation of the noise, as it is in Gaussian likelihoods, so that the two can be
     compared; for that ν must be larger than 2. degrees: ν, a whole number, for which the distribution
     function is a finite sum. Densities fall as |y|^(−ν−1): with 4, the usual choice (Lange, Little and Taylor
     1989), an error of ten deviations costs 10 nats, where a Gaussian charges 50; beyond 30 the two hardly
     differ.
     """
 
-    kind: ClassVar[str] = "student_t"
     degrees: int = 4
 
     def __post_init__(self) -> None:
@@ -97,6 +96,20 @@ class StudentT(LearnedNoise):
         self, mean: Tensor, noise_variance: Tensor, member_variance: Tensor, num_members: int
     ) -> StudentTPredictive:
         return StudentTPredictive(mean, noise_variance, member_variance, num_members)
+
+
+@dataclass(frozen=True)
+class StudentT(LearnedNoise, HeavyTails):
+    """The network gives μ, each member learns one σ = softplus(ρ) + min_std; the noise has heavy tails."""
+
+    kind: ClassVar[str] = "student_t"
+
+
+@dataclass(frozen=True)
+class HeteroscedasticStudentT(NoiseOfInputs, HeavyTails):
+    """The network gives [..., 2D]: D means, then D raw noise levels; the noise has heavy tails."""
+
+    kind: ClassVar[str] = "heteroscedastic_student_t"
 
 
 def student_t_cdf(t: Tensor, degrees: int) -> Tensor:

@@ -69,6 +69,7 @@ def meaning_of(likelihood: Likelihood) -> str:
         "gaussian": "one noise level for all rows",
         "heteroscedastic_gaussian": "noise that depends on the inputs",
         "student_t": "one noise level, with heavy tails",
+        "heteroscedastic_student_t": "noise that depends on the inputs, with heavy tails",
     }.get(likelihood.kind, f"likelihood {likelihood.kind}")
     return noise + (" on a logarithmic scale" if getattr(likelihood, "log_scale", None) is not None else "")
 

@@ -39,6 +39,7 @@ from polymode.data.task import Preprocessing, Split, Task, mean_and_scale, num_o
 from polymode.errors import InputError, require, require_whole, shortened, unknown_name
 from polymode.likelihoods import (
     HeteroscedasticGaussian,
+    HeteroscedasticStudentT,
     LearnedGaussian,
     Likelihood,
     StudentT,
@@ -380,12 +381,17 @@ def likelihoods_for(
     if scale == "log" or (scale == "auto" and is_better_on_log_scale(targets, train)):
         log_scale = _log_scale(targets, train)
     steady = LearnedGaussian(log_scale=log_scale, noise_rate=NOISE_RATE)
-    varying = HeteroscedasticGaussian(log_scale=log_scale, min_std=1e-3)
-    heavy = () if log_scale is not None else (StudentT(noise_rate=NOISE_RATE),)
-    return steady, (steady, varying, *heavy)
+    if log_scale is not None:  # there heavy tails have no mean
+        return steady, (steady, HeteroscedasticGaussian(log_scale=log_scale, min_std=LEAST_NOISE))
+    # Noise that may become small somewhere needs heavy tails: one unusual row would cost thousands of nats.
+    return steady, (
+        steady,
+        StudentT(noise_rate=NOISE_RATE),
+        HeteroscedasticStudentT(min_std=LEAST_NOISE),
+    )
 
 
-NOISE_RATE = 3.0
+NOISE_RATE, LEAST_NOISE = 3.0, 1e-3
 
 
 def is_better_on_log_scale(targets: Tensor, train: Tensor) -> bool:

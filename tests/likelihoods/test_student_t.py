@@ -11,7 +11,13 @@ from torch.distributions import StudentT as Reference
 import polymode as pm
 from polymode.errors import InputError
 from polymode.judging.contents import predictive_samples
-from polymode.likelihoods import NoiseLevel, StudentT, make_likelihood
+from polymode.likelihoods import (
+    HeteroscedasticGaussian,
+    HeteroscedasticStudentT,
+    NoiseLevel,
+    StudentT,
+    make_likelihood,
+)
 from polymode.likelihoods.numbers import mixture_quantiles
 from polymode.likelihoods.student_t import StudentTLaw, student_t_cdf, student_t_quantiles
 
@@ -34,6 +40,32 @@ def test_density_is_that_of_torch(degrees):
     found = likelihood.log_prob({"mean": mean, "raw_std": raw}, targets)
     torch.testing.assert_close(found, reference.log_prob(targets).sum(1))
     torch.testing.assert_close(reference.variance, std.square())  # σ is the standard deviation
+
+
+def test_noise_of_the_input_with_heavy_tails_is_that_of_torch():
+    likelihood = HeteroscedasticStudentT(degrees=5, min_std=0.01)
+    outputs, targets = torch.randn(3, 20, 2).double(), torch.randn(20).double()
+    mean, std = likelihood.moments(outputs)
+    torch.testing.assert_close(mean, outputs[..., :1])
+    torch.testing.assert_close(std, torch.nn.functional.softplus(outputs[..., 1:]) + 0.01)
+    reference = Reference(5, mean[0, :, 0], std[0, :, 0] * math.sqrt(3 / 5))
+    torch.testing.assert_close(likelihood.log_prob(outputs[0], targets), reference.log_prob(targets))
+    assert likelihood.num_outputs([targets]) == 2
+    found = likelihood.found(outputs, torch.ones(3).double(), targets)
+    by_hand = np.mean(
+        [stats.t.cdf(targets, 5, mean[m, :, 0], std[m, :, 0] * math.sqrt(3 / 5)) for m in range(3)], 0
+    )
+    np.testing.assert_allclose(found["up_to"], by_hand, atol=1e-9)
+    assert make_likelihood(likelihood.config()) == likelihood
+
+
+def test_one_unusual_row_does_not_decide_a_score():
+    """A thousand deviations away: a Gaussian charges half a million nats, heavy tails some thirty."""
+    outputs = torch.tensor([[[0.0, -20.0]]]).double()
+    heavy, light = HeteroscedasticStudentT(min_std=1e-3), HeteroscedasticGaussian(min_std=1e-3)
+    far = torch.tensor([1.0]).double()
+    assert -light.log_prob(outputs[0], far).item() > 4e5
+    assert -heavy.log_prob(outputs[0], far).item() < 40
 
 
 def law(degrees=4):

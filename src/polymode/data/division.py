@@ -94,6 +94,11 @@ def _held_out(split: Split, share: float | None, is_labels: bool, number: int) -
     count = round(train.num_examples * (VALIDATION_SHARE if share is None else share))
     count = min(count, MOST_VALIDATION) if share is None else count
     if not 0 < count < train.num_examples:
+        require(
+            share is None,
+            f"A share of {share} of {train.num_examples} training examples is {count} to validate on, which "
+            "leaves nothing on one side: give another share.",
+        )
         return split
     plain = is_labels and train.targets.ndim == 1 and not train.targets.is_floating_point()
     first, last = divided(

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable, Sequence
 
-# A factor is looked for between e^-LARGEST and e^LARGEST: far beyond what a trained network is wrong by.
-LARGEST = 5.0
+# A factor is looked for between e^-WIDTH and e^WIDTH around the best one so far, at most so often: the noise
+# of targets that were never standardised may be wrong by many powers of ten.
+WIDTH, MOST_MOVES = 5.0, 20
 GRID_POINTS, STEPS = 41, 40
 GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -15,9 +16,11 @@ def best_factor(loss: Callable[[float], float]) -> float:
     The grid guards against a second minimum; where all losses are infinite, or none is lower than that of 1,
     it is 1.
     """
-    places = [LARGEST * (2 * i / (GRID_POINTS - 1) - 1) for i in range(GRID_POINTS)]
-    losses = [_finite(loss(math.exp(place))) for place in places]
-    best = min(range(GRID_POINTS), key=losses.__getitem__)
+    places, losses, best = _grid(loss, 0.0)
+    for _ in range(MOST_MOVES):
+        if 0 < best < GRID_POINTS - 1 or math.isinf(losses[best]):
+            break
+        places, losses, best = _grid(loss, places[best])
     low, high = places[max(best - 1, 0)], places[min(best + 1, GRID_POINTS - 1)]
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_left, at_right = _finite(loss(math.exp(left))), _finite(loss(math.exp(right)))
@@ -32,6 +35,13 @@ def best_factor(loss: Callable[[float], float]) -> float:
             at_right = _finite(loss(math.exp(right)))
     found = math.exp(0.5 * (low + high))
     return found if _finite(loss(found)) < _finite(loss(1.0)) else 1.0
+
+
+def _grid(loss: Callable[[float], float], centre: float) -> tuple[list[float], list[float], int]:
+    """Logarithms of factors around one of them, their losses, and the place of the lowest."""
+    places = [centre + WIDTH * (2 * i / (GRID_POINTS - 1) - 1) for i in range(GRID_POINTS)]
+    losses = [_finite(loss(math.exp(place))) for place in places]
+    return places, losses, min(range(GRID_POINTS), key=losses.__getitem__)
 
 
 def _finite(value: float) -> float:

@@ -300,12 +300,13 @@ class NumbersPredictive(Predictive):
 
     def rescaled(self, shift: Tensor | float, scale: Tensor | float) -> Self:
         """The predictive of ``shift + scale · y`` for a positive scale, e.g. in the target's own units."""
-        quantiles = self.quantiles and {q: shift + scale * v for q, v in self.quantiles.items()}
+        # In 64 bits: targets such as years or amounts need more digits than a network computes with.
+        quantiles = self.quantiles and {q: shift + scale * v.double() for q, v in self.quantiles.items()}
         return replace(
             self,
-            mean=shift + scale * self.mean,
-            noise_variance=scale**2 * self.noise_variance,
-            member_variance=scale**2 * self.member_variance,
+            mean=shift + scale * self.mean.double(),
+            noise_variance=scale**2 * self.noise_variance.double(),
+            member_variance=scale**2 * self.member_variance.double(),
             quantiles=quantiles,
         )
 

@@ -428,5 +428,12 @@ def register_posterior(posterior: type[AnyPosterior]) -> type[AnyPosterior]:
 def merge(posteriors: Sequence[Posterior]) -> Posterior:
     """The union of posteriors of one kind over one network; every member keeps its weight."""
     require(len(posteriors) > 0, "There are no posteriors to merge.")
+    if len({str(posterior.network.likelihood.config()) for posterior in posteriors}) > 1:
+        posteriors = [_uncalibrated(posterior) for posterior in posteriors]  # one mixture has one calibration
     first, *others = posteriors
     return first.merged(others) if others else first
+
+
+def _uncalibrated(posterior: Posterior) -> Posterior:
+    record = {name: value for name, value in posterior.record.items() if name != "calibration"}
+    return replace(posterior.with_likelihood(posterior.network.likelihood.uncalibrated), record=record)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
+from torch import Tensor
+
 from polymode.application.cli.jobs import (
     JobOptions,
     how_to_run,
@@ -33,6 +35,7 @@ from polymode.application.comparison import (
     Equal,
     Judging,
     baselines_for,
+    claim,
     compare,
     noise_floor_text,
     require_validation,
@@ -139,6 +142,7 @@ def run(options: CompareOptions) -> None:
     identity = without_methods | {"methods": labelled}
     reporter = reporter_of(options, num_runs=len(methods))
     reporter.say(job.described())
+    claim(folder, identity)
     job = settled(job, options, job.task.training, max(1, round(budget / 5)), folder, reporter)
     likelihood = make_likelihood(job.task.likelihood)
     baselines = _baselines(options.baselines, likelihood, job.task, reporter)
@@ -237,12 +241,18 @@ def _check_names(baselines: str) -> None:
 def _baselines(text: str, likelihood: Likelihood, task: Task, reporter: Reporter) -> tuple[str, ...]:
     """The baselines that are wanted and can be had."""
     known = baselines_for(likelihood)
-    is_flat = isinstance(task.example_shape, tuple) and len(task.example_shape) == 1
+    examples = next(iter(task.splits[0].train.in_order(1)))
+    is_flat = (
+        isinstance(examples.inputs, Tensor)
+        and examples.inputs.ndim == 2
+        and examples.inputs.is_floating_point()
+        and examples.targets.ndim == 1
+    )
     if text == "none":
         return ()
     if text == "all":
         return known if is_flat else ()
-    if not known or not isinstance(task.example_shape, tuple):
+    if not known or not isinstance(examples.inputs, Tensor) or examples.targets.ndim != 1:
         reporter.say(f"baselines: none suit the likelihood {likelihood.kind!r} and the inputs of {task.name}")
         return ()
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

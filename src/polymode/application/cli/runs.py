@@ -156,7 +156,14 @@ class StoredRun:
     @property
     def is_calibrated(self) -> bool:
         """Whether the run was made with --calibrate."""
-        return (self.folder / CALIBRATION_FILE).exists()
+        if (self.folder / CALIBRATION_FILE).exists():
+            return True
+        if self.options.get("calibrate"):
+            raise CheckpointError(
+                f"{self.folder} was made with --calibrate, but has no {CALIBRATION_FILE}: repeat the command "
+                "that made it, which writes it again."
+            )
+        return False
 
     def calibrated(self, posterior: Posterior, index: int, num_draws: int, *, now: bool = False) -> Posterior:
         """The posterior as it was calibrated; now: on the run's own validation rows, if it was not."""
@@ -281,8 +288,8 @@ class StoredRun:
             if trained_on == fingerprint(split.train):
                 return split
         raise CheckpointError(
-            f"{spec} has changed since the run was trained on it: test rows may have been trained on. Give "
-            "labelled rows of their own: --data FILE."
+            f"{spec} has changed since the run was trained on it, or this version of polymode reads it "
+            "otherwise: test rows may have been trained on. Give labelled rows of their own: --data FILE."
         )
 
 

@@ -40,6 +40,7 @@ from polymode.methods import make_method
 from polymode.posteriors import Posterior
 from polymode.posteriors.particles import BlockPosterior
 from polymode.training.contract import describe
+from polymode.training.loop.settings import Keeping
 
 ABOUT = """Train one method and keep its posterior in a run folder.
 
@@ -95,6 +96,7 @@ def run(options: TrainOptions) -> None:
     folder = run_folder(options.run, "train", [options.data, job.model_name, method.name], identity)
     reporter = reporter_of(options)
     reporter.say(job.described())
+    Keeping(run_dir=folder, resume=True).folder()  # a folder of something else is refused before any work
     trial = max(1, round((options.budget or job.task.suggested_budget) / 5))
     job = settled(job, options, job.task.training, trial, folder, reporter)
     replicates = replicates_of(job.task, options.all_seeds(job.task))

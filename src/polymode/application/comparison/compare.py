@@ -33,14 +33,17 @@ from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.metrics.calibration import BINS, Bins
 from polymode.networks.surgery import Model
 from polymode.posteriors import Posterior
+from polymode.posteriors.calibration import FEWEST_POINTS
 from polymode.storage import (
     check_file,
+    checksum,
     entry,
     finite,
     inside,
     read_document,
     read_tensors,
     refuse_links,
+    well_formed,
     write_document,
     write_tensors,
     write_text,
@@ -141,7 +144,7 @@ def compare(
         label: method.for_budget(budget) if equal == "budget" else (method, max(1, round(budget)))
         for label, method in methods.items()
     }
-    _claim(folder, options or {})
+    claim(folder, options or {})
     results = []
     for label, (sized, epochs) in sizes.items():
         posteriors = fit_replicates(
@@ -313,6 +316,7 @@ def judge_all(
         found.append(_kept(judgement, replicate, index, folder, files) | {"calibrated": after})
     if likelihoods:
         write_document(folder / CALIBRATION_FILE, "calibration", {"likelihoods": likelihoods})
+        files[CALIBRATION_FILE] = checksum(folder / CALIBRATION_FILE)
     return _save_scores(folder, about, found, files)
 
 
@@ -347,7 +351,14 @@ def _kept(
         "errors": judgement.errors,
         "curves": judgement.curves,
         "file": name,
+        "test_ratio": _test_ratio(replicate.data),
     }
+
+
+def _test_ratio(split: Split) -> float:
+    """Test rows over all others of a split."""
+    others = split.train.num_examples + (0 if split.validation is None else split.validation.num_examples)
+    return split.test.num_examples / others
 
 
 def _save_scores(
@@ -435,7 +446,18 @@ def baselines_for(likelihood: Likelihood) -> tuple[str, ...]:
 
 
 def require_validation(task: Task, what: str) -> None:
-    """Raise unless every split has data to validate on."""
+    """Raise, before anything is trained, unless every split has data enough to calibrate on."""
+    likelihood = make_likelihood(task.likelihood)
+    require(
+        bool(likelihood.learned_by_calibration),
+        f"The likelihood {likelihood.kind!r} has nothing to {what}: leave it out.",
+    )
+    fewest = min((s.validation.num_examples for s in task.splits if s.validation is not None), default=0)
+    require(
+        fewest >= FEWEST_POINTS or any(split.validation is None for split in task.splits),
+        f"{fewest} held-out rows are too few to {what} on: give at least {FEWEST_POINTS}, with more rows or "
+        "a larger --validation share.",
+    )
     require(
         all(split.validation is not None for split in task.splits),
         f"To {what} takes held-out rows, and {task.name} has none: leave --validation none out, or give the "
@@ -450,13 +472,15 @@ def _saved_scores(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]
         return None
     try:
         saved = read_document(path, "scores")
-        for name, digest in saved.get("files", {}).items():  # format 1 has none
-            check_file(inside(folder, name), digest)
-        replicates = entry(saved, "replicates", list, path)
+        if saved.get("about") != about:
+            return None
+        with well_formed(path):
+            for name, digest in saved.get("files", {}).items():  # format 1 has none
+                check_file(inside(folder, name), digest)
+            return _with_rows(entry(saved, "replicates", list, path), folder)
     except CheckpointError as error:
         warnings.warn(f"{error} The posteriors are judged again.", stacklevel=3)
         return None
-    return _with_rows(replicates, folder) if saved.get("about") == about else None
 
 
 def check_reference_for(task: Task, reference: Reference) -> None:
@@ -478,7 +502,7 @@ def _on_device(sources: Sequence[Data], device: torch.device | str | None) -> li
     return [moved[id(source)] for source in sources]
 
 
-def _claim(folder: Path, options: Mapping[str, Any]) -> None:
+def claim(folder: Path, options: Mapping[str, Any]) -> None:
     """Take a folder for this comparison; one that belongs to another is refused."""
     refuse_links(folder)
     if (folder / COMPARISON_FILE).exists():

@@ -200,7 +200,8 @@ def _cosine(posterior: Posterior, num_draws: int | None, generator: torch.Genera
 
 def _predictions(evaluation: Evaluation, target_scale: float) -> dict[str, Tensor]:
     seen = evaluation.observations
-    found = {"targets": seen.targets, LOG_PROB: seen.log_prob} | evaluation.predictive.tensors(target_scale)
+    observed = seen.log_prob[seen.observed.to(seen.log_prob.device)]
+    found = {"targets": seen.targets, LOG_PROB: observed} | evaluation.predictive.tensors(target_scale)
     if evaluation.foreign is not None:
         found |= {f"ood_{name}": tensor for name, tensor in evaluation.foreign.tensors(target_scale).items()}
     return found

@@ -7,13 +7,13 @@ from typing import Any, Unpack
 
 import torch
 
-from polymode.data import Data, Split, Task
+from polymode.data import Data, Split, Task, fingerprints
 from polymode.data.task import num_outputs_for
 from polymode.errors import CheckpointError, InputError
 from polymode.likelihoods import Likelihood, make_likelihood
 from polymode.methods import DeepEnsemble
 from polymode.networks.surgery import Model
-from polymode.storage import entry, read_document, write_document
+from polymode.storage import entry, read_document, refuse_links, write_document
 from polymode.training import fit
 from polymode.training.contract import Method
 from polymode.training.keeping.progress import Reporter
@@ -40,10 +40,11 @@ def settle_likelihood(
     """
     if len(task.likelihoods) < 2 or any(split.validation is None for split in task.splits):
         return task
-    saved = None if folder is None else _saved(folder, task.likelihoods)
+    splits = task.splits[:PILOT_SPLITS]
+    rows = fingerprints([part for s in splits for part in (s.train, s.validation) if part is not None])
+    saved = None if folder is None else _saved(folder, task.likelihoods, rows)
     if saved is None:
         reporter.say(f"{task.name}: which noise suits it? a short trial of {len(task.likelihoods)} kinds")
-        splits = task.splits[:PILOT_SPLITS]
         scores = [
             _trial(splits, each, model_for(each), DeepEnsemble(PILOT_MEMBERS, member), epochs, computing)
             for each in task.likelihoods
@@ -52,6 +53,7 @@ def settle_likelihood(
         told = [float(each.mean()) for each in scores]
         content = {
             "likelihoods": [each.config() for each in task.likelihoods],
+            "data": rows,
             "validation_log_density": told,
             "chosen": saved,
         }
@@ -110,12 +112,15 @@ def _choice(scores: Sequence[torch.Tensor]) -> int:
     return best if float(ahead.mean()) > error else 0
 
 
-def _saved(folder: Path, likelihoods: Sequence[Likelihood]) -> int | None:
-    """The choice of an earlier trial of the same likelihoods."""
+def _saved(folder: Path, likelihoods: Sequence[Likelihood], rows: Sequence[str]) -> int | None:
+    """The choice of an earlier trial of the same likelihoods on the same rows."""
     path = folder / PILOT_FILE
     if not path.exists():
         return None
+    refuse_links(folder)
     content: dict[str, Any] = read_document(path, "pilot")
+    if content.get("data") != list(rows):
+        return None
     configs = entry(content, "likelihoods", list, path)
     chosen = entry(content, "chosen", int, path)
     try:

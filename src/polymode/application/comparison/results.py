@@ -25,22 +25,32 @@ class Summary:
 
     @classmethod
     def of(
-        cls, values: Sequence[float], row_errors: Sequence[float] | None = None, *, same_rows: bool = False
+        cls,
+        values: Sequence[float],
+        row_errors: Sequence[float] | None = None,
+        *,
+        same_rows: bool = False,
+        test_ratio: float = 0.0,
     ) -> "Summary":
         """The mean of some replicates.
 
         row_errors: the standard error of each over its test rows. same_rows: whether all have the same test
         rows (seeds of one split), so that their mean is no better known than one of them; those of other rows
-        (splits) spread by it already, and it bounds from below what a few of them show.
+        (splits) spread by it already, and it bounds from below what a few of them show. test_ratio: test rows
+        over training rows of random splits, which share rows: s²(1/n + ratio) is the variance of their mean
+        (Nadeau and Bengio 2003).
         """
+        number = len(values)
         with np.errstate(invalid="ignore"):  # an infinite score has no finite spread
-            error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
+            spread = float(np.std(values, ddof=1)) if number > 1 else None
+        error = None if spread is None else spread * math.sqrt(1 / number + test_ratio)
         if row_errors is not None:
             square = float(np.mean(np.square(row_errors)))
             if same_rows:
                 error = math.sqrt(square + (error or 0.0) ** 2)
             else:
-                error = max(error or 0.0, math.sqrt(square / len(values)))
+                shared = test_ratio / (1 + test_ratio)  # of the rows of a test set, with another one
+                error = max(error or 0.0, math.sqrt(square * (1 + (number - 1) * shared) / number))
         return cls(float(np.mean(values)), error, len(values))
 
     @property
@@ -146,7 +156,14 @@ class Result:
         values = self.values(key)
         if values is None:
             return None
-        return Summary.of(values, self.values(key, "errors"), same_rows=self.unit == "seed")
+        errors = self.values(key, "errors")
+        return Summary.of(values, errors, same_rows=self.unit == "seed", test_ratio=self.test_ratio)
+
+    @property
+    def test_ratio(self) -> float:
+        """Test rows over other rows, where there are several splits that share them."""
+        ratios = [replicate.get("test_ratio", 0.0) for replicate in self.replicates]
+        return float(np.mean(ratios)) if self.unit == "split" else 0.0
 
 
 @dataclass(frozen=True)
@@ -199,7 +216,7 @@ class Comparison:
         rank = self.quality.rank
         gains = [rank(b) - rank(a) for a, b in zip(ours, theirs, strict=True)]
         errors = None if prefix else _paired_errors(result, other)
-        return Summary.of(gains, errors, same_rows=result.unit == "seed")
+        return Summary.of(gains, errors, same_rows=result.unit == "seed", test_ratio=result.test_ratio)
 
     @property
     def methods(self) -> list[Result]:

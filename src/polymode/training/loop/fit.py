@@ -106,7 +106,9 @@ def fit(
         model=_in_double(model) if computing.precision == "double" else model,
         sources=sources,
         validation=_validation_list(validation, len(sources), many=many),
-        likelihood=make_likelihood(likelihood),
+        likelihood=make_likelihood(
+            likelihood
+        ).uncalibrated,  # what others learned is not about these networks
         epochs=epochs,
         seeds=_seed_list(seed, len(sources)),
         chains=range(first_chain, first_chain + method.total_chains),
@@ -245,7 +247,7 @@ def _check_extension(extend: Posterior, network: Network) -> None:
     if not isinstance(extend, Particles):
         raise InputError(f"Only a set of networks can be extended, not {extend.kind!r}.")
     extend.check_joinable(network)
-    if extend.network.likelihood != network.likelihood:
+    if extend.network.likelihood.uncalibrated != network.likelihood:
         raise InputError(
             f"The posterior to extend has the likelihood {extend.network.likelihood}, the new members "
             f"{network.likelihood}: they must agree."

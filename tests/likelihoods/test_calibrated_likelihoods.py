@@ -280,6 +280,42 @@ class TestPosterior:
             residual = (y - 2 * x[:, 0]).square().mean().sqrt().item()
             assert std == pytest.approx(residual, rel=1e-3)
 
+    def test_a_noise_level_is_found_however_large_the_targets_are(self):
+        """Targets in the hundred thousands, as networks that were trained elsewhere may have them."""
+        x = torch.linspace(-1, 1, 300)[:, None]
+        y = 2e5 + 1e5 * x[:, 0] + 5e4 * torch.randn(300, generator=_seeded())
+        module = torch.nn.Linear(1, 1)
+        with torch.no_grad():
+            module.weight.fill_(1e5)
+            module.bias.fill_(2e5)
+        posterior = pm.from_state_dicts(
+            module, [module.state_dict()], likelihood="gaussian", calibrate=pm.ArrayData(x, y)
+        )
+        residual = (y - module(x)[:, 0]).square().mean().sqrt().item()
+        assert posterior.predict(x).std.mean().item() == pytest.approx(residual, rel=1e-3)
+
+    def test_a_mixture_has_one_calibration_or_none(self):
+        posterior, held_out = self.fitted()
+        calibrated = posterior.calibrated(held_out)
+        for pair in ([calibrated, posterior], [posterior, calibrated]):
+            merged = pm.merge(pair)
+            assert merged.network.likelihood == posterior.network.likelihood
+            assert "calibration" not in merged.record
+        assert pm.merge([calibrated, calibrated]).network.likelihood == calibrated.network.likelihood
+
+    def test_new_networks_do_not_inherit_a_calibration(self):
+        posterior, held_out = self.fitted()
+        calibrated = posterior.calibrated(held_out)
+        again = pm.fit(
+            pm.methods.Single(),
+            lambda: pm.models.MLP(1, 1, (20,)),
+            held_out,
+            likelihood=calibrated.network.likelihood,
+            epochs=1,
+            progress=False,
+        )
+        assert again.network.likelihood == posterior.network.likelihood
+
     def test_too_few_points_are_refused(self):
         posterior, held_out = self.fitted()
         with pytest.raises(InputError, match="5 held-out points are too few to calibrate on"):

@@ -114,4 +114,6 @@ def test_validation_rows_are_the_last_ones_or_whole_groups():
 def test_too_few_rows_stay_as_they_are():
     few = task(torch.arange(3.0), "gaussian")
     assert with_validation(few).splits[0].validation is None
-    assert with_validation(few, 0.0).splits[0].validation is None
+    for share, count in ((0.1, 0), (0.9, 3)):
+        with pytest.raises(InputError, match=f"of 3 training examples is {count} to validate on"):
+            with_validation(few, share)

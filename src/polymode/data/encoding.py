@@ -397,8 +397,8 @@ def unreadable_cells(columns: Sequence[Column], frame: Any) -> list[str]:
         count = f"{int(found.sum())} of {len(found)} cells of {column.name!r}"
         if found.mean() > MOST_UNREADABLE:
             raise InputError(
-                f"{count} hold no {column.kind}, the first {where}, and the network was trained on such. "
-                "Write the column as in the training table."
+                f"{count} hold no {column.kind}, the first {where}. In the training table it is a column of "
+                f"the kind {column.kind!r}: write it as there."
             )
         said.append(f"{count} hold no {column.kind} (the first {where}) and are taken as gaps")
     return said

@@ -338,7 +338,7 @@ def test_small_tables_are_divided_several_times_and_stand_beside_baselines(tmp_p
     assert [row["replicates"] for row in one["rows"]] == [3]  # seeds
     assert "verdict" not in one
     line = polymode(*common, "--baselines", "rigde", cwd=tmp_path, code=2).stderr.splitlines()[-1]
-    assert "Unknown baseline for train 'rigde'. Did you mean 'ridge'" in line
+    assert "Unknown baseline 'rigde'. Did you mean 'ridge'" in line
 
 
 # --- interruptions -----------------------------------------------------------------------------------

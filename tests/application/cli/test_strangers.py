@@ -360,12 +360,12 @@ def test_values_of_any_length_make_short_messages(folder):
     assert "characters left out" in the_line(said)
     # A text in the place of a number is a value that no training row has; a column of such is another one.
     (folder / "long.csv").write_text("a,b\n1,1\n2,2\n" + "x" * 3_000_000 + ",1\n")
-    said = polymode("predict", "plain", "long.csv", cwd=folder, PYTHONWARNINGS="default")
+    with pytest.warns(UserWarning, match="1 of 3 cells of 'a' hold no number") as warned:
+        said = polymode("predict", "plain", "long.csv", cwd=folder)
+    assert len(str(warned[0].message)) < 3000
     *_, row = said.stdout.splitlines()
     assert row.endswith(",a")
     assert len(row) < 3000
-    assert "1 of 3 cells of 'a' hold no number" in said.stderr
-    assert len(said.stderr) < 3000
     (folder / "long.csv").write_text("a,b\n" + "x" * 3_000_000 + ",1\n")
     line = the_line(polymode("predict", "plain", "long.csv", cwd=folder, code=1))
     assert "1 of 1 cells of 'a' hold no number" in line

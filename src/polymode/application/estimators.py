@@ -79,7 +79,7 @@ class _Ensemble(BaseEstimator):
         epochs: int | None = None,
         budget: float | None = None,
         likelihood: Any = "auto",
-        validation: float | None = "auto",  # type: ignore[assignment]  # a word is a default that may change
+        validation: float | str | None = "auto",
         calibrate: bool = False,
         batch_size: int | None = None,
         categories: Sequence[str] = (),

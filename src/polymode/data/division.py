@@ -100,21 +100,24 @@ def _held_out(split: Split, share: float | None, is_labels: bool, number: int) -
             "leaves nothing on one side: give another share.",
         )
         return split
+    return with_held_out(split, count, is_labels, derive_generator(0, "validation rows", number))
+
+
+def with_held_out(split: Split, count: int, is_labels: bool, generator: torch.Generator) -> Split:
+    """The split with about so many of its training rows to validate on: by class, by group or in order."""
+    train = split.train
+    assert isinstance(train, ArrayData)
     plain = is_labels and train.targets.ndim == 1 and not train.targets.is_floating_point()
     first, last = divided(
         train.num_examples,
         count,
-        derive_generator(0, "validation rows", number),
+        generator,
         labels=train.targets if plain else None,
         groups=split.groups,
         ordered=split.ordered,
     )
-    return replace(
-        split,
-        train=train.taken(first),
-        validation=train.taken(last),
-        groups=None if split.groups is None else split.groups[first],
-    )
+    groups = None if split.groups is None else split.groups[first]
+    return replace(split, train=train.taken(first), validation=train.taken(last), groups=groups)
 
 
 def group_numbers(names: Sequence[str]) -> Tensor:

@@ -609,3 +609,12 @@ def test_a_network_of_nameless_data_takes_columns_in_their_order(tmp_path):
     assert inputs.tolist() == [[7, 1, 2], [8, 3, 4]]
     assert targets is not None
     assert targets.tolist() == [5, 6]
+
+
+def test_cells_of_another_kind_in_a_training_table_are_told():
+    dates = [*pd.date_range("2020-01-01", periods=99).astype(str), "someday"]
+    rows = pd.DataFrame({"day": dates, "size": [*map(str, range(99)), "large"], "y": np.arange(100) + 0.5})
+    assert table(rows).remarks == [
+        "1 of 100 cells of 'day' hold no date (the first 'someday' in row 100) and are taken as gaps",
+        "1 of 100 cells of 'size' hold no number (the first 'large' in row 100) and are taken as gaps",
+    ]

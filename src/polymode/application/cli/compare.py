@@ -208,16 +208,18 @@ def run(options: CompareOptions) -> None:
     say(options, f"results  {folder}/results.csv, {folder}/results.json")
     say(options, f"page     {page}")
     if verdict is not None and wanted[verdict.recommended.label] == verdict.recommended.label:
-        settings = {name: dict(some) for name, some in options.set.items() if name != "all"}
+        meant = ("data", "model", "all", verdict.recommended.label)
+        settings = {name: dict(some) for name, some in options.set.items() if name in meant}
         if settings.get("data", {}).get("splits", 0) is None:
             del settings["data"]["splits"]
         following = TrainOptions(
             data=options.data,
             model=options.model,
             likelihood=options.likelihood,
+            validation=options.validation,
             method=verdict.recommended.label,
             set={name: some for name, some in settings.items() if some},
-            calibrate=True,
+            calibrate=bool(likelihood.learned_by_calibration),
         )
         say(options, f"next     {command_line('train', following)}")
 

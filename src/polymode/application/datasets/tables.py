@@ -18,7 +18,7 @@ from torch import Tensor
 from polymode.application.datasets import frames
 from polymode.application.datasets.arrays import array_names, npz_arrays, npz_inputs, npz_parts, npz_targets
 from polymode.application.datasets.frames import as_frame, is_frame, kept_columns, read_frame
-from polymode.data.division import divided, group_numbers
+from polymode.data.division import divided, group_numbers, with_held_out
 from polymode.data.encoding import (
     LARGEST,
     Column,
@@ -239,6 +239,7 @@ def _planned(
         groups = group_numbers(as_texts(frame[group])[0].tolist())
     others = [name for name in kept if name not in (target, group)]
     columns = tuple(laid_out(frame[name], name, as_category=name in categories) for name in others)
+    remarks += unreadable_cells(columns, frame)  # before dates are read, after which they are gaps
     dates = [column for column in columns if isinstance(column, DateColumn)]  # they take long: read once
     frame = frame.assign(**{each.name: as_dates(frame[each.name], each.day_first) for each in dates})
     if group is not None:
@@ -255,7 +256,6 @@ def _planned(
         )
         + ".",
     )
-    remarks += unreadable_cells(columns, frame)
     if order is not None:
         remarks.append(f"rows in the order of {order!r}, the last ones to test on")
     if group is not None:
@@ -337,22 +337,11 @@ def _robust(raw: Tensor, is_scaled: Tensor) -> tuple[Tensor, Tensor]:
 def _with_own_validation(split: Split, num_validation: int, is_labels: bool, number: int) -> Split:
     if not require_whole("num_validation", num_validation, 0):
         return split
-    train = split.train
-    assert isinstance(train, ArrayData)
     require(
-        num_validation < train.num_examples,
-        f"num_validation={num_validation} leaves nothing of {train.num_examples} rows to train on.",
+        num_validation < split.train.num_examples,
+        f"num_validation={num_validation} leaves nothing of {split.train.num_examples} rows to train on.",
     )
-    first, last = divided(
-        train.num_examples,
-        num_validation,
-        torch.Generator().manual_seed(number),
-        labels=train.targets if is_labels else None,
-        groups=split.groups,
-        ordered=split.ordered,
-    )
-    groups = None if split.groups is None else split.groups[first]
-    return replace(split, train=train.taken(first), validation=train.taken(last), groups=groups)
+    return with_held_out(split, num_validation, is_labels, torch.Generator().manual_seed(number))
 
 
 def _meaning(

@@ -19,12 +19,9 @@ from torch import Tensor, nn
 
 from polymode.application.comparison.pilot import settle_likelihood
 from polymode.application.datasets.frames import as_frame, is_frame
-from polymode.application.datasets.tables import (
-    encoded_split,
-    likelihoods_for,
-    read_table,
-    recipe,
-)
+from polymode.application.datasets.new_rows import read_table
+from polymode.application.datasets.tables import encoded_split, recipe
+from polymode.application.datasets.targets import likelihoods_for
 from polymode.application.recipes import held_out, suited
 from polymode.data import Preprocessing, Task
 from polymode.data.encoding import Column, NumberColumn, laid_out, pandas

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from polymode.data.encoding import Column, column_from
+from polymode.data.encoding import LARGEST, Column, column_from
 from polymode.data.sources import ArrayData, Data, as_data, as_tree
 from polymode.errors import InputError, require, require_whole, shortened, unknown_name
 from polymode.likelihoods import Likelihood, make_likelihood
@@ -132,8 +132,6 @@ class Preprocessing:
         """Targets of a regression from raw ones."""
         return (raw - self.target_shift) / self.target_scale
 
-
-LARGEST = torch.finfo(torch.float32).max  # of a number that a network can see
 
 # Entries that files of earlier versions do not have.
 LATER_ENTRIES = ("encoding", "bound")

@@ -6,7 +6,9 @@ import pytest
 import torch
 from scipy import stats
 
-from polymode.application.datasets.tables import is_better_on_log_scale, read_rows, read_table, table
+from polymode.application.datasets.new_rows import read_rows, read_table
+from polymode.application.datasets.tables import table
+from polymode.application.datasets.targets import is_better_on_log_scale
 from polymode.data.encoding import LeftOut
 from polymode.data.task import Preprocessing
 from polymode.errors import InputError

@@ -12,7 +12,7 @@ from torch import Tensor
 from polymode.application.cli.options import AVERAGE, ComputingOptions, UsageError, option
 from polymode.application.cli.output import console, print_json, say
 from polymode.application.cli.runs import StoredRun, seeded
-from polymode.application.datasets.tables import ROW, UNLIKE
+from polymode.application.datasets.new_rows import ROW, UNLIKE
 from polymode.errors import CheckpointError, InputError
 from polymode.posteriors.base import Averaged
 from polymode.storage import write_bytes, write_text

@@ -16,7 +16,7 @@ from polymode.application.comparison import CALIBRATION_FILE, TASK_FILE, stated,
 from polymode.application.datasets import characters
 from polymode.application.datasets.folders import read_images
 from polymode.application.datasets.loading import load_inputs_for_ood, load_labelled, load_task
-from polymode.application.datasets.tables import SUFFIXES, read_rows
+from polymode.application.datasets.new_rows import SUFFIXES, read_rows
 from polymode.application.recipes import held_out
 from polymode.data import Data, Preprocessing, Split, Task, arrays_of, as_tree, fingerprint
 from polymode.data.familiarity import Familiarity

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polymode.application.datasets import characters, folders, imdb, tables
+from polymode.application.datasets import characters, folders, imdb, new_rows, tables
 from polymode.application.datasets.catalogue import DATASETS, DataSet, Expected
 from polymode.application.datasets.downloads import data_folder, fetch
 from polymode.data.sources import ArrayData, Data
@@ -74,7 +74,7 @@ def load_task(
     if spec in DATASETS:
         root = data_folder() if folder is None else Path(folder)
         return _load_known(DATASETS[spec], options, root, likelihood)
-    if Path(spec).suffix.lower() in tables.SUFFIXES:
+    if Path(spec).suffix.lower() in new_rows.SUFFIXES:
         meant = {"likelihood": likelihood} if likelihood else {}
         return call(partial(tables.table, spec), {**options, **meant}, f"the table {spec}")
     if Path(spec).suffix.lower() in characters.SUFFIXES:
@@ -85,7 +85,7 @@ def load_task(
         return as_task(call(_function(spec), options, spec), spec)
     known = str(unknown_name("data set", spec, DATASETS))
     raise UnknownName(
-        f"{known} A path to a table ({', '.join(tables.SUFFIXES)}), to a text "
+        f"{known} A path to a table ({', '.join(new_rows.SUFFIXES)}), to a text "
         f"({', '.join(characters.SUFFIXES)}) or to an image folder, and package.module:callable for your own "
         "function, work as well."
     )
@@ -100,8 +100,8 @@ def load_inputs_for_ood(spec: str, task: Task, folder: Path | str | None = None)
     path = Path(spec)
     if spec not in DATASETS and ready.source == "images" and path.is_dir():
         inputs, _ = folders.read_images(path, ready)
-    elif spec not in DATASETS and ready.source == "table" and path.suffix.lower() in tables.SUFFIXES:
-        inputs, _ = tables.read_table(path, ready)
+    elif spec not in DATASETS and ready.source == "table" and path.suffix.lower() in new_rows.SUFFIXES:
+        inputs, _ = new_rows.read_table(path, ready)
     elif spec not in DATASETS and ready.symbols and path.suffix.lower() in characters.SUFFIXES:
         inputs, _ = characters.read_text(path, ready)
     else:
@@ -121,8 +121,8 @@ def load_labelled(
     likelihood: as ``load_task`` has it.
     """
     path = Path(spec)
-    if spec not in DATASETS and path.suffix.lower() in tables.SUFFIXES:
-        inputs, targets = tables.read_table(path, ready, need_target=True)
+    if spec not in DATASETS and path.suffix.lower() in new_rows.SUFFIXES:
+        inputs, targets = new_rows.read_table(path, ready, need_target=True)
         assert targets is not None
         return ArrayData(inputs, targets)
     if spec not in DATASETS and path.suffix.lower() in characters.SUFFIXES:

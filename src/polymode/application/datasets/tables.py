@@ -5,7 +5,6 @@ A text file has a header row of column names. An .npz file holds ``x`` and ``y``
 """
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polymode.application.datasets import frames
-from polymode.application.datasets.arrays import array_names, npz_arrays, npz_inputs, npz_parts, npz_targets
-from polymode.application.datasets.frames import as_frame, is_frame, kept_columns, read_frame
+from polymode.application.datasets.arrays import npz_parts
+from polymode.application.datasets.frames import as_frame, is_frame, read_frame
+from polymode.application.datasets.new_rows import existing_table
+from polymode.application.datasets.targets import (
+    SCALES,
+    TASK_KINDS,
+    check_numbers,
+    classes_of,
+    is_classification,
+    kind_of_task,
+    meaning_of_targets,
+    plain_values,
+    targets_of,
+)
 from polymode.data.division import divided, group_numbers, with_held_out
 from polymode.data.encoding import (
-    LARGEST,
     Column,
     DateColumn,
     LeftOut,
@@ -30,32 +39,19 @@ from polymode.data.encoding import (
     as_texts,
     encoded,
     laid_out,
-    number_of,
     pandas,
     unreadable_cells,
 )
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, mean_and_scale, num_outputs_for, standardised
-from polymode.errors import InputError, require, require_whole, shortened, unknown_name
+from polymode.errors import require, require_whole, unknown_name
 from polymode.likelihoods import (
-    HeteroscedasticGaussian,
-    HeteroscedasticStudentT,
-    LearnedGaussian,
     Likelihood,
-    StudentT,
     make_likelihood,
 )
 
-SUFFIXES = (*frames.SUFFIXES, ".npz")
-TASK_KINDS = ("classification", "regression")
-SCALES = ("auto", "linear", "log")
-ROW = "row"  # what the numbers of rows are called
-# Integers with more values than this are quantities, not labels, unless the user says otherwise.
-MOST_INTEGER_CLASSES = 20
 # Tables with fewer rows are divided several times: the test rows of one division say too little.
 SMALL_TABLE, SMALL_SPLITS = 2000, 3
-# Nats a row by which a logarithmic scale must describe the targets better to be taken.
-LOG_GAIN = 0.1
 # The network, and what a method may spend: enough for some thousand steps of five networks.
 HIDDEN = (64, 64)
 STEPS, LEAST_BUDGET, MOST_BUDGET = 4000, 100, 300
@@ -100,17 +96,17 @@ def table(
         task is None or task in TASK_KINDS, f"task={task!r}: allowed are {', '.join(map(repr, TASK_KINDS))}."
     )
     require(scale in SCALES, f"scale={scale!r}: allowed are {', '.join(map(repr, SCALES))}.")
-    task = _kind_of_task(task, likelihood)
+    task = kind_of_task(task, likelihood)
     if splits is not None:
         require_whole("splits", splits)
-    if not is_frame(source) and _existing(source).suffix.lower() == ".npz":
+    if not is_frame(source) and existing_table(source).suffix.lower() == ".npz":
         return _from_arrays(
             Path(source), target, task, test_share, num_validation, splits, batch_size, drop, likelihood
         )
     if is_frame(source):
         frame, name, what = as_frame(source), "table", "The table"
     else:
-        frame = read_frame(_existing(source), separator, decimal, encoding, sheet)
+        frame = read_frame(existing_table(source), separator, decimal, encoding, sheet)
         name, what = Path(source).stem, str(source)
     plan = _planned(frame, what, target, drop, categories, group, order)
     if decimal is not None and not is_frame(source):  # what was said of this file holds for new ones
@@ -118,9 +114,9 @@ def table(
         plan = replace(plan, columns=tuple(said))
     remarks = list(plan.remarks)
     about_target = f"The target {plan.target!r} of {what}"
-    raw = _plain(plan.frame[plan.target], task)
-    classes = _classes_of(raw, about_target) if _is_classification(raw, task, about_target) else ()
-    targets = _targets(raw, classes, about_target)
+    raw = plain_values(plan.frame[plan.target], task)
+    classes = classes_of(raw, about_target) if is_classification(raw, task, about_target) else ()
+    targets = targets_of(raw, classes, about_target)
     count = len(targets)
     number = splits or (SMALL_SPLITS if count < SMALL_TABLE and order is None else 1)
     require(
@@ -140,9 +136,9 @@ def table(
             ordered=order is not None,
         )
         divisions.append((train, test))
-    made, others = _meaning(likelihood, classes, targets, targets[divisions[0][0]], scale)
+    made, others = meaning_of_targets(likelihood, classes, targets, targets[divisions[0][0]], scale)
     if made.reads == "numbers":
-        _check_numbers(targets, made, about_target)
+        check_numbers(targets, made, about_target)
     found = []
     for train, test in divisions:
         columns = tuple(column.fitted(plan.frame[column.name].iloc[train.numpy()]) for column in plan.columns)
@@ -344,63 +340,6 @@ def _with_own_validation(split: Split, num_validation: int, is_labels: bool, num
     return with_held_out(split, num_validation, is_labels, torch.Generator().manual_seed(number))
 
 
-def _meaning(
-    likelihood: str | Likelihood | None, classes: Sequence[str], targets: Tensor, train: Tensor, scale: str
-) -> tuple[Likelihood, tuple[Likelihood, ...]]:
-    """What the targets mean, and what else they might: noise of one level, of the input, with heavy tails."""
-    if likelihood is not None or classes:
-        made = make_likelihood(likelihood or "categorical")
-        if scale == "log":
-            require(not classes, "scale='log' is one of numbers; the target has classes. Leave it out.")
-            made = made.on_log_scale(_log_scale(targets, train))
-        return made, ()
-    return likelihoods_for((), targets, train, scale)
-
-
-def likelihoods_for(
-    classes: Sequence[str], targets: Tensor, train: Tensor, scale: str = "auto"
-) -> tuple[Likelihood, tuple[Likelihood, ...]]:
-    """What targets mean unless told otherwise, and what else they might: validation decides among these.
-
-    targets: of all rows; train: of those to train on, which decide about the scale.
-    """
-    if classes:
-        return make_likelihood("categorical"), ()
-    log_scale = None
-    if scale == "log" or (scale == "auto" and is_better_on_log_scale(targets, train)):
-        log_scale = _log_scale(targets, train)
-    steady = LearnedGaussian(log_scale=log_scale, noise_rate=NOISE_RATE)
-    if log_scale is not None:  # there heavy tails have no mean
-        return steady, (steady, HeteroscedasticGaussian(log_scale=log_scale, min_std=LEAST_NOISE))
-    # Noise that may become small somewhere needs heavy tails: one unusual row would cost thousands of nats.
-    return steady, (
-        steady,
-        StudentT(noise_rate=NOISE_RATE),
-        HeteroscedasticStudentT(min_std=LEAST_NOISE),
-    )
-
-
-NOISE_RATE, LEAST_NOISE = 3.0, 1e-3
-
-
-def is_better_on_log_scale(targets: Tensor, train: Tensor) -> bool:
-    """Whether a Gaussian of the logarithms describes positive targets better than one of the numbers.
-
-    The gain a row is log sd(y) − log sd(log y) − mean log y, the ratio of their highest likelihoods.
-    """
-    if not bool((targets > 0).all()) or len(train) < 3:
-        return False
-    logs = train.log()
-    gain = train.std(correction=0).log() - logs.std(correction=0).log() - logs.mean()
-    return bool(gain > LOG_GAIN)
-
-
-def _log_scale(targets: Tensor, train: Tensor) -> float:
-    require(bool((targets > 0).all()), "scale='log' needs positive targets: use scale='linear'.")
-    spread = float(train.log().std(correction=0))
-    return float(f"{spread:.3g}") if spread > 0 else 1.0
-
-
 def _with_target_scale(
     ready: Preprocessing, train: Tensor, likelihood: Likelihood, added: float = 0.0
 ) -> Preprocessing:
@@ -431,11 +370,11 @@ def _from_arrays(
     inputs, raw, columns, name, own_test = npz_parts(path, target, drop)
     what = f"The target {name!r} of {path}"
     labels = raw if own_test is None else np.concatenate([raw, own_test[1]])
-    classes = _classes_of(labels, what) if _is_classification(labels, task, what) else ()
-    everything = (inputs, _targets(raw, classes, what))
+    classes = classes_of(labels, what) if is_classification(labels, task, what) else ()
+    everything = (inputs, targets_of(raw, classes, what))
     made = make_likelihood(likelihood or ("categorical" if classes else "gaussian"))
     if made.reads == "numbers":
-        _check_numbers(everything[1], made, what)
+        check_numbers(everything[1], made, what)
     options: dict[str, Any] = {
         "batch_size": batch_size or 50,
         "columns": columns,
@@ -447,7 +386,7 @@ def _from_arrays(
         require(
             splits in (None, 1), f"{path} has test data of its own, so that splits={splits} is not possible."
         )
-        test = (own_test[0], _targets(own_test[1], classes, what))
+        test = (own_test[0], targets_of(own_test[1], classes, what))
         rows, validation, _ = shuffled_parts(len(inputs), 0, num_validation, seed=0)
         found = [table_split(_take(everything, rows), test, _maybe(everything, validation), **options)]
     else:
@@ -462,140 +401,6 @@ def _from_arrays(
         num_outputs=len(made.class_names(len(classes))) or num_outputs_for(made, found[0].train),
         model="smallcnn" if inputs.ndim == 4 else "mlp",
     )
-
-
-def read_table(
-    source: Any,
-    preprocessing: Preprocessing,
-    need_target: bool = False,
-    separator: str | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Inputs (and targets, where needed) of a new table, prepared as those that a network was trained on.
-
-    Columns are found by their names, in any order; others are ignored.
-    """
-    return _read(source, preprocessing, need_target, separator)[:2]
-
-
-def read_rows(
-    path: Path | str, preprocessing: Preprocessing, keep: Sequence[str] = (), separator: str | None = None
-) -> tuple[Tensor, dict[str, np.ndarray]]:
-    """Inputs of a new table, with what tells its rows: their numbers, and the columns to keep.
-
-    Rows are counted from 1, the first below the column names; empty ones count, too.
-    """
-    inputs, _, about = _read(path, preprocessing, False, separator, keep)
-    return inputs, about
-
-
-UNLIKE = "unlike"  # the columns of a row whose values no training row has
-
-
-def _read(
-    source: Any,
-    preprocessing: Preprocessing,
-    need_target: bool,
-    separator: str | None,
-    keep: Sequence[str] = (),
-) -> tuple[Tensor, Tensor | None, dict[str, np.ndarray]]:
-    if is_frame(source):
-        frame, path = as_frame(source), Path("the table")
-    else:
-        path = _existing(source)
-        if path.suffix.lower() == ".npz":
-            return _read_arrays(path, preprocessing, need_target, keep)
-        frame = read_frame(path, separator)
-    # A run that knows no names has its target in the last column, as a table has that is trained on.
-    name = preprocessing.target or (str(frame.columns[-1]) if need_target else "")
-    if need_target and name not in frame.columns:
-        raise InputError(
-            f"{path} has no column {name!r}, the target, which scores are about; it has "
-            f"{shortened(', '.join(map(str, frame.columns)))}. polymode predict needs none."
-        )
-    if need_target:
-        gaps = as_texts(frame[name])[1]
-        require(not gaps.all(), f"No row of {path} has a {name!r}.")
-        frame = frame[~gaps]
-    raw_inputs = torch.from_numpy(_encode(frame, preprocessing, path, {name, *keep}))
-    about: dict[str, np.ndarray] = {ROW: frame.index.to_numpy() + 1}
-    if keep:
-        about |= kept_columns(frame, keep, path, separator)
-    if preprocessing.encoding:
-        about |= {UNLIKE: _strange_columns(frame, preprocessing.encoding)}
-    inputs = preprocessing.inputs(raw_inputs).float()
-    if not need_target:
-        return inputs, None, about
-    raw = _plain(frame[name], "classification" if preprocessing.classes else "regression")
-    targets = _targets(raw, preprocessing.classes, f"The target {name!r} of {path}")
-    return inputs, targets if preprocessing.classes else preprocessing.targets(targets).float(), about
-
-
-def _encode(frame: Any, preprocessing: Preprocessing, path: Path, others: set[str]) -> np.ndarray:
-    """The raw inputs of a frame; others: columns that are none, where a network knows no names."""
-    names = [str(name) for name in frame.columns]
-    if not preprocessing.columns and not preprocessing.encoding:
-        found = [name for name in names if name not in others]
-        warnings.warn(
-            f"The network was trained on data without names of columns: those of {path} are taken in their "
-            f"order ({shortened(', '.join(found))}).",
-            stacklevel=5,
-        )
-    else:
-        found = [column.name for column in preprocessing.encoding if column.features]
-        found = found or list(preprocessing.columns)
-        missing = [name for name in found if name not in names]
-        require(
-            not missing,
-            f"{path} lacks {len(missing)} of the columns that the network was trained on: "
-            f"{', '.join(missing)}. It has {', '.join(names)}.",
-        )
-    if preprocessing.encoding:
-        used = [column for column in preprocessing.encoding if column.features]
-        for remark in unreadable_cells(used, frame):
-            warnings.warn(f"{path}: {remark}.", stacklevel=5)
-        return encoded(used, frame)
-    return np.stack([_numbers_without_gaps(frame[name], name, path) for name in found], 1)
-
-
-def _numbers_without_gaps(values: Any, name: str, path: Path) -> np.ndarray:
-    """A column for a network that was trained on plain numbers and knows no gaps."""
-    numbers = as_numbers(values, name)
-    gaps = np.isnan(numbers)
-    if gaps.any():
-        place = int(gaps.argmax())
-        raise InputError(
-            f"The column {name!r} of {path} has {int(gaps.sum())} values that are missing or no numbers, the "
-            f"first in row {int(values.index[place]) + 1} ({str(values.iloc[place])!r}). Fill them in, or "
-            "remove those rows."
-        )
-    return numbers
-
-
-def _strange_columns(frame: Any, columns: Sequence[Column]) -> np.ndarray:
-    """For every row the columns whose values are unlike those of training rows, with commas."""
-    found = [""] * len(frame)
-    for column in columns:
-        if column.features:
-            for row in np.flatnonzero(column.strange(frame[column.name])).tolist():
-                found[row] += f"; {column.name}" if found[row] else column.name
-    return np.array(found, dtype=str)
-
-
-def _read_arrays(
-    path: Path, preprocessing: Preprocessing, need_target: bool, keep: Sequence[str]
-) -> tuple[Tensor, Tensor | None, dict[str, np.ndarray]]:
-    arrays = npz_arrays(path)
-    first, second = array_names(arrays, path, need_target)
-    require(not preprocessing.encoding, f"The network was trained on a table with names; {path} has arrays.")
-    inputs = preprocessing.inputs(npz_inputs(arrays[first], first, path)).float()
-    require(not keep, f"The arrays of {path} have no columns to keep ({', '.join(keep)}).")
-    about = {ROW: np.arange(1, len(inputs) + 1)}
-    if not need_target:
-        return inputs, None, about
-    targets = _targets(
-        npz_targets(arrays[second], second, path), preprocessing.classes, f"The target {second!r} of {path}"
-    )
-    return inputs, targets if preprocessing.classes else preprocessing.targets(targets).float(), about
 
 
 def table_split(
@@ -688,134 +493,5 @@ def _maybe(rows: Rows, index: Tensor) -> Rows | None:
     return _take(rows, index) if len(index) else None
 
 
-def _existing(path: Path | str) -> Path:
-    require(
-        isinstance(path, str | Path),
-        f"A table is a path or a data frame of pandas or polars, got {type(path).__name__}.",
-    )
-    path = Path(path)
-    require(
-        path.suffix.lower() in SUFFIXES,
-        f"{path} is not a table: allowed endings are {', '.join(SUFFIXES)}.",
-    )
-    require(path.is_file(), f"There is no file {path.absolute()}. Check the path of the table.")
-    return path
-
-
-def _kind_of_task(task: str | None, likelihood: str | Likelihood | None) -> str | None:
-    """The kind of task that was asked for, by its name or by a likelihood; None where neither was."""
-    if likelihood is None:
-        return task
-    made = make_likelihood(likelihood)
-    meant = {"labels": "classification", "numbers": "regression"}[made.reads]
-    require(
-        task is None or task == meant,
-        f"task={task!r}, but the likelihood {made.kind!r} is of a {meant}: leave one of them out.",
-    )
-    return meant
-
-
 def _rows(number: int) -> str:
     return f"{number} row{'s'[: number != 1]}"
-
-
-def _plain(column: Any, task: str | None) -> np.ndarray:
-    """Values of a target column without gaps; numbers written as text are numbers."""
-    types = pandas().api.types
-    is_category = isinstance(column.dtype, pandas().CategoricalDtype)
-    if types.is_bool_dtype(column.dtype):
-        return column.to_numpy(dtype=np.bool_)
-    if types.is_timedelta64_dtype(column.dtype):
-        return as_numbers(column, str(column.name))
-    if types.is_integer_dtype(column.dtype):
-        values = column.to_numpy()
-        return column.to_numpy(dtype=np.float64 if values.max() >= 2**63 else np.int64)
-    if types.is_float_dtype(column.dtype):
-        values = column.to_numpy(dtype=np.float64)
-        # Whole numbers beside gaps are read as floating point.
-        whole = (
-            np.isfinite(values).all() and (values == np.round(values)).all() and np.abs(values).max() < 2**53
-        )
-        return values.astype(np.int64) if whole else values
-    texts, _ = as_texts(column)
-    if task == "regression" or (task is None and not is_category):  # categories of pandas are classes
-        numbers = [number_of(text) for text in dict.fromkeys(texts.tolist())]
-        if all(number is not None for number in numbers):
-            return _plain(pandas().Series(as_numbers(column, str(column.name))), task)
-        if task is None:
-            _check_no_stray_text(column, texts)
-    return texts
-
-
-def _check_no_stray_text(column: Any, texts: np.ndarray) -> None:
-    """Raise for a column of numbers, too many for classes, of which some cells are text."""
-    is_text = np.array([number_of(text) is None for text in texts.tolist()], dtype=bool)
-    different = len(set(texts[~is_text].tolist()))
-    if different > MOST_INTEGER_CLASSES and is_text.mean() < 0.5:
-        place = int(is_text.argmax())
-        raise InputError(
-            f"{int(is_text.sum())} of {len(texts)} values of the target {str(column.name)!r} are no numbers, "
-            f"the first is {str(texts[place])!r} in row {int(column.index[place]) + 1}. Correct or empty "
-            "those cells, or say data.task=classification."
-        )
-
-
-def _is_classification(raw: np.ndarray, task: str | None, what: str) -> bool:
-    require(
-        raw.dtype.kind in "biufUO",
-        f"{what} has the type {raw.dtype}; allowed are numbers, truth values and text. Convert it.",
-    )
-    distinct = len(set(raw.tolist()))
-    require(distinct > 1, f"{what} is constant ({raw.tolist()[0]!r}); there is nothing to learn.")
-    if task is not None:
-        return task == "classification"
-    if raw.dtype.kind == "f":
-        return False
-    return raw.dtype.kind not in "iu" or distinct <= MOST_INTEGER_CLASSES
-
-
-def _classes_of(raw: np.ndarray, what: str) -> tuple[str, ...]:
-    values = set(raw.tolist())
-    numeric = raw.dtype.kind in "biuf"
-    require(
-        numeric or len(values) < len(raw),
-        f"{what} is text with {len(values)} different values in {len(raw)} rows, which is a name rather than "
-        "a class. Choose another target.",
-    )
-    return tuple(_class_name(value) for value in (sorted(values) if numeric else sorted(values, key=str)))
-
-
-def _class_name(value: Any) -> str:
-    """The name of a class: the same for 1 and 1.0, as a column of integers may be read as either."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _check_numbers(targets: Tensor, likelihood: Likelihood, what: str) -> None:
-    """Raise for numbers that a likelihood cannot have, before rows are drawn for splits."""
-    try:
-        likelihood.check_targets(targets, None)
-    except InputError as error:
-        raise InputError(f"{what}: {error} Positions are rows, counted from 0.") from error
-
-
-def _targets(raw: np.ndarray, classes: Sequence[str], what: str) -> Tensor:
-    if not classes:
-        if raw.dtype.kind not in "biuf":
-            row = next((i for i, value in enumerate(raw) if number_of(str(value)) is None), 0)
-            raise InputError(
-                f"{what} is not numeric ({str(raw[row])!r} in row {row + 1}); a regression needs numbers. "
-                "Set task='classification', or choose another target."
-            )
-        values = torch.from_numpy(raw.astype(np.float64))
-        require(bool(values.isfinite().all()), f"{what} holds infinite values. Remove those rows.")
-        require(
-            bool((values.abs() <= LARGEST).all()),
-            f"{what} holds values beyond {LARGEST:.2g}. Use another unit.",
-        )
-        return values
-    number = {name: index for index, name in enumerate(classes)}
-    names = [_class_name(value) for value in raw.tolist()]
-    for name in names:
-        if name not in number:
-            raise unknown_name(f"class in {what[0].lower() + what[1:]}:", name, classes)
-    return torch.tensor([number[name] for name in names])

@@ -67,10 +67,19 @@ SMALL: dict[str, Callable[[], Method]] = {
     "trajectory": lambda: pm.methods.Trajectory(pm.methods.Single(prior_std=1.0, optimizer=SGD)),
     "tunnel": lambda: pm.methods.Tunnel(3, prior_std=1.0, optimizer=SGD),
     "hmc": lambda: pm.methods.HMC(2, prior_std=1.0, num_samples=3, burn_in=0.5, optimizer=SGD),
+    "microcanonical": lambda: pm.methods.Microcanonical(
+        2, prior_std=1.0, num_samples=2, descent=1, step_size=0.1, optimizer=SGD
+    ),
 }
+
+# Epochs, where two are too few: a step of microcanonical has two gradients and begins with a third.
+FEW = {"microcanonical": 3}
 
 # Networks that a method cannot be fitted to, for a reason that it gives.
 WITHOUT_HIDDEN_LAYERS = frozenset({"lstm", "random_features", "data_dependent"})
+RANDOM_OR_BATCHED = frozenset(
+    {"batch_norm", "dropout", "batch_norm_and_dropout", "convolution", "functional_dropout"}
+)
 REFUSED: dict[str, frozenset[str]] = {
     "mimo": frozenset(
         {
@@ -83,9 +92,8 @@ REFUSED: dict[str, frozenset[str]] = {
             "data_dependent",
         }
     ),
-    "hmc": frozenset(
-        {"batch_norm", "dropout", "batch_norm_and_dropout", "convolution", "functional_dropout"}
-    ),
+    "hmc": RANDOM_OR_BATCHED,
+    "microcanonical": RANDOM_OR_BATCHED,
     "spike_slab": WITHOUT_HIDDEN_LAYERS,
     "sebays": WITHOUT_HIDDEN_LAYERS,
 }
@@ -93,6 +101,7 @@ REFUSED: dict[str, frozenset[str]] = {
 # What they say when they refuse one.
 REASONS: dict[str, str] = {
     "hmc": "hmc cannot sample a network",
+    "microcanonical": "microcanonical cannot sample a network",
     "mimo": "Heads cannot be joined in this",
     "spike_slab": "left out",
     "sebays": "left out",

@@ -10,7 +10,7 @@ import torch
 
 import polymode as pm
 from cases import BY_NAME, NETWORKS, redrawn
-from contract.registry import REASONS, REFUSED, SMALL, accepts, beginning
+from contract.registry import FEW, REASONS, REFUSED, SMALL, accepts, beginning
 from polymode.errors import CheckpointError, InputError
 from polymode.methods import METHODS
 from polymode.networks.members import Tensors
@@ -28,7 +28,7 @@ def on(cases):
 
 
 def run(name, case, **options):
-    options = {"backend": "loop", "progress": False, "epochs": 2} | options
+    options = {"backend": "loop", "progress": False, "epochs": FEW.get(name, 2)} | options
     data, method = options.pop("data", None) or case.data(), SMALL[name]()
     options = beginning(method, case) | options
     return pm.fit(method, case.double_factory, data, likelihood=case.likelihood, **options)
@@ -144,7 +144,13 @@ def test_frozen_weights_of_a_module_are_saved_too(name, tmp_path):
     method = SMALL[name]()
     begun = beginning(method, case, module)
     posterior = pm.fit(
-        method, module, case.data(), likelihood="categorical", epochs=2, progress=False, **begun
+        method,
+        module,
+        case.data(),
+        likelihood="categorical",
+        epochs=FEW.get(name, 2),
+        progress=False,
+        **begun,
     )
     posterior.save(tmp_path / "saved")
     fresh = pm.load_posterior(tmp_path / "saved", case.double_factory)
@@ -202,7 +208,7 @@ def test_the_users_module_is_untouched(name, case):
     data = case.data()
     inputs = [leaf.clone() for leaf in leaves(data.inputs)]
     method = SMALL[name]()
-    options = {"epochs": 2, "progress": False, "backend": "loop"} | beginning(method, case)
+    options = {"epochs": FEW.get(name, 2), "progress": False, "backend": "loop"} | beginning(method, case)
     pm.fit(method, module, data, likelihood=case.likelihood, **options)
     assert repr(module) == description
     assert all(torch.equal(t, before[n]) for n, t in module.state_dict().items())

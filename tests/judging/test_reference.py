@@ -315,7 +315,7 @@ def test_r_hat_needs_chains_and_a_reference_needs_hmc():
     with pytest.raises(InputError, match="R-hat compares chains: there is one"):
         mixing(one, data)
     other = fitted(Anchored(3), data, FixedGaussian(std=0.5), 1, 2)
-    with pytest.raises(InputError, match="a finished run of hmc"):
+    with pytest.raises(InputError, match="a finished run of hmc or microcanonical"):
         check_reference(other, data)
 
 

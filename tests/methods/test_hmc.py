@@ -129,7 +129,7 @@ def test_the_step_size_meets_the_target_and_chains_on_a_data_set_share_it():
     # Over eight seeds the mean rate was 0.11 above 0.6 (standard deviation 0.03: the number of leaps is
     # rounded up) and 0.04 below 0.9 (0.02): that much, and four standard deviations.
     for target, tolerance in ((0.6, 0.23), (0.9, 0.12)):
-        posterior = fitted(HMC(8, 0.7, num_samples=20, target_acceptance=target), epochs=2500)
+        posterior = fitted(HMC(8, 0.7, num_samples=20, target_acceptance=target, scale="prior"), epochs=2500)
         findings = posterior.record["findings"]
         assert len({chain["step_size"] for chain in findings}) == 1
         mean = sum(chain["acceptance"] for chain in findings) / 8

@@ -119,10 +119,9 @@ class _Ensemble(BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         task = self._task(frame, targets, classes, weights)
         method = suited(make_method(self.method), task.training)
-        budget = self.budget or (task.suggested_budget if self.epochs is None else None)
         epochs = self.epochs
         if epochs is None:
-            assert budget is not None
+            budget = self.budget or max(task.suggested_budget, method.least_budget)
             method, epochs = method.for_budget(budget)
         computing: Any = {"device": self.device, "backend": self.backend, "threads": self.threads}
         task = settle_likelihood(

@@ -4,13 +4,21 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from polymode.data import Task
+from torch import nn
+
+from polymode.data import ArrayData, Data, Task
 from polymode.data.division import with_validation
 from polymode.methods import make_method
+from polymode.networks.costs import multiplications
+from polymode.networks.surgery import Model, batch_norms, build, random_layers
 from polymode.training.contract import Method
+from polymode.trees import map_tree
 
 # How long a member may go without a better validation score, as a share of its epochs.
 PATIENCE = 0.25
+
+# Multiplications of a training that a comparison begins unasked: two or three minutes on a core.
+AFFORDABLE = 2e12
 
 
 def held_out(task: Task, validation: str) -> Task:
@@ -25,6 +33,25 @@ def held_out(task: Task, validation: str) -> Task:
         return task
     keep = {"keep": {"type": "KeepBest", "patience": PATIENCE}}
     return replace(task, training=keep | dict(task.training))
+
+
+def why_not_unasked(method: Method, model: Model, data: Data, num_runs: int) -> str | None:
+    """Why a comparison does not run a sampler unless it is named; None where it does.
+
+    data: to train on; num_runs: splits times seeds.
+    """
+    module = model if isinstance(model, nn.Module) else build(model, 0)
+    if batch_norms(module) or random_layers(module):
+        return "the network has BatchNorm or is random itself"
+    if not isinstance(data, ArrayData) or data.augment:
+        return "the data are not all in memory, or are augmented"
+    inputs = map_tree(lambda t: t[:1], data.inputs)
+    of_pass = 3 * multiplications(module, inputs) * data.num_examples  # forwards, and twice that back
+    needed = of_pass * method.least_budget * num_runs
+    if needed > AFFORDABLE:
+        times = f"{needed / AFFORDABLE:.1f} times" if needed < 9.5 * AFFORDABLE else "more than ten times"
+        return f"its thousands of passes would take {times} what is begun unasked"
+    return None
 
 
 def suited(method: Method, suggested: Mapping[str, Any]) -> Method:

@@ -29,6 +29,9 @@ MOST_WAYS = 10  # of choosing half of the chains, over which a noise floor is a 
 # within: R-hat 1.1 is the bound of Gelman and Rubin; five per cent of the values may lie above it.
 LEAST_ACCEPTANCE, MOST_DIVERGENCES, MOST_RHAT = 0.5, 0.01, 1.1
 LEAST_EFFECTIVE = 50.0  # independent samples: probabilities then have an error of at most 0.07
+# Of microcanonical chains, which have no acceptance test: variance of the energy's error in a step, for each
+# weight. The bias that a step leaves is of its order; 5e-4 is usual, heavy tails make it more.
+MOST_ENERGY_VARIANCE = 0.01
 
 
 @dataclass(frozen=True)
@@ -144,12 +147,17 @@ def _halves(chains: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class ReferenceCheck:
-    """Whether a sample may be called a reference, with every reason against it."""
+    """Whether a sample may be called a reference, with every reason against it.
+
+    acceptance: of the chain that accepts least; energy_variance: the largest of a chain's, for each weight.
+    Which of them there is depends on the sampler. divergences: a share of trajectories, or steps.
+    """
 
     mixing: Mixing
-    acceptance: float
     divergences: float
     reasons: Sequence[str]
+    acceptance: float | None = None
+    energy_variance: float | None = None
 
     @property
     def is_fit(self) -> bool:
@@ -160,24 +168,38 @@ class ReferenceCheck:
 
 
 def check_reference(posterior: Posterior, data: Data) -> ReferenceCheck:
-    """Judge a finished run of ``hmc`` as a reference for some test data."""
+    """Judge a finished run of ``hmc`` or ``microcanonical`` as a reference for some test data."""
     chains = posterior.record.get("findings", [])
-    if not chains or "acceptance" not in chains[0]:
-        raise InputError("A reference is made of a finished run of hmc, which reports how its chains went.")
-    found = mixing(posterior, data)
-    acceptance = min(chain["acceptance"] or 0.0 for chain in chains)
-    transitions = sum(chain["transitions"] for chain in chains)
-    divergences = sum(chain["divergences"] for chain in chains) / max(1, transitions)
-    reasons = []
-    if acceptance < LEAST_ACCEPTANCE:
-        reasons.append(
-            f"a chain accepts {acceptance:.0%} of its proposals, at least {LEAST_ACCEPTANCE:.0%} are needed: "
-            "raise target_acceptance or give it more passes to find a smaller step"
+    if not chains or not {"acceptance", "energy_variance"} & set(chains[0]):
+        raise InputError(
+            "A reference is made of a finished run of hmc or microcanonical, which report how their chains "
+            "went."
         )
+    found = mixing(posterior, data)
+    acceptance = energy_variance = None
+    reasons = []
+    if "acceptance" in chains[0]:
+        what, moves = "trajectories", sum(chain["transitions"] for chain in chains)
+        advice = "raise target_acceptance"
+        acceptance = min(chain["acceptance"] or 0.0 for chain in chains)
+        if acceptance < LEAST_ACCEPTANCE:
+            reasons.append(
+                f"a chain accepts {acceptance:.0%} of its proposals, at least {LEAST_ACCEPTANCE:.0%} are "
+                f"needed: {advice} or give it more passes to find a smaller step"
+            )
+    else:
+        what, moves = "steps", sum(chain["steps"] for chain in chains)
+        advice = "lower energy_variance"
+        energy_variance = max(chain["energy_variance"] for chain in chains)
+        if not energy_variance <= MOST_ENERGY_VARIANCE:
+            reasons.append(
+                f"the energy's error in a step of a chain has the variance {energy_variance:.2g} for each "
+                f"weight, {MOST_ENERGY_VARIANCE:g} is allowed: {advice} or give it a longer warm-up"
+            )
+    divergences = sum(chain["divergences"] for chain in chains) / max(1, moves)
     if divergences > MOST_DIVERGENCES:
         reasons.append(
-            f"{divergences:.1%} of the trajectories diverge, at most {MOST_DIVERGENCES:.0%} may: raise "
-            "target_acceptance"
+            f"{divergences:.1%} of the {what} diverge, at most {MOST_DIVERGENCES:.0%} may: {advice}"
         )
     if not found.rhat <= MOST_RHAT:
         reasons.append(
@@ -189,4 +211,4 @@ def check_reference(posterior: Posterior, data: Data) -> ReferenceCheck:
             f"all samples are worth {found.effective:.0f} independent ones, at least {LEAST_EFFECTIVE:.0f} "
             "are needed: give them more passes"
         )
-    return ReferenceCheck(found, acceptance, divergences, reasons)
+    return ReferenceCheck(found, divergences, reasons, acceptance, energy_variance)

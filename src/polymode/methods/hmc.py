@@ -4,20 +4,21 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import torch
 from torch import Tensor
 
-from polymode.errors import InputError, require_positive, require_whole
-from polymode.networks.surgery import batch_norms, random_layers
+from polymode.errors import InputError, require_positive, require_whole, unknown_name
 from polymode.options import option
 from polymode.posteriors import Particles, Posterior
-from polymode.samplers import DualAveraging, as_vectors, views_of
+from polymode.samplers import DualAveraging, Spread, as_vectors, draw_prior, views_of
 from polymode.training.contract import (
     OPTIMIZER,
     PRIOR_STD,
     Batch,
+    Hook,
+    LogDensity,
     Method,
     Objective,
     Optimizer,
@@ -26,18 +27,31 @@ from polymode.training.contract import (
     Problem,
     State,
     check_optimizer,
+    check_samplable,
+    nothing,
+    prior_widths,
+    start_in_words,
 )
 from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
 
 # A trajectory whose energy has changed by more than this has left the level set it should follow.
 DIVERGED = 1000.0
+# A state whose energy is off by less may tell how wide the posterior is. (Between two decisions momenta are
+# half a step ahead: what that changes is of the order of the step.)
+PLAUSIBLE = 20.0
 BLOCK = 25  # gradient passes, at most, that nothing can interrupt
 LEAST_TRANSITIONS = 40  # of a burn-in: while the step size is unknown, trajectories are cut to allow them
+# Shares of the burn-in: find ε; and the spread of every weight; then ε again, in units of that spread.
+PARTS = (0.3, 0.4, 0.3)
+BETWEEN_LOOKS = 5  # passes from one state that the spread is measured by to the next
+
+Start = Literal["optimum", "prior"]
+Scale = Literal["variances", "prior"]
 
 
 @dataclass(frozen=True)
 class HMC(Method):
-    """Leapfrog along −∇U, U(θ) = (−Σ_n log p(y_n | x_n, θ) + Σ_j θ_j²/(2 s²))/T, then Metropolis (Neal 2011).
+    """Leapfrog along ∇ℓ, ℓ(θ) = (Σ_n log p(y_n | x_n, θ) − Σ_j θ_j²/(2 s²))/T, then Metropolis (Neal 2011).
 
     An epoch is a gradient pass over the whole data set.
     """
@@ -53,29 +67,41 @@ class HMC(Method):
     reference: ClassVar[bool] = True
     tempered: ClassVar[bool] = True
 
-    num_chains: int = option(
-        3, "run side by side; those on one data set share step size and number of leapfrog steps"
-    )
-    prior_std: PriorStd = option(0.3, f"{PRIOR_STD}. Momenta are in units of s")
+    num_chains: int = option(3, "run side by side, each with a step size of its own")
+    prior_std: PriorStd = option(0.3, PRIOR_STD)
     num_samples: int = option(
         100,
         "states kept of each chain, spread evenly over the passes after burn-in (thinning follows from it)",
     )
-    burn_in: float = option(0.3, "share of the passes in which the step size is found and nothing is kept")
+    burn_in: float = option(
+        0.3, "share of the passes in which step size and scale are found and nothing is kept"
+    )
+    start: Start = option(
+        "optimum",
+        'where chains begin: `"optimum"`, what `descent` epochs reach from the network\'s initialisation; '
+        '`"prior"`, a draw from the prior, so that nothing but the sampler finds the posterior',
+    )
     descent: int = option(
         100,
         "epochs at the beginning of burn-in, at most a third of it, in which minibatch descent brings each "
-        "chain from the network's initialisation near a mode",
+        "chain near a mode; 0 begins at the network's initialisation",
     )
     optimizer: Optimizer = option(Optimizer("Adam", lr=3e-3), f"of the descent: {OPTIMIZER}")
     target_acceptance: float = option(
-        0.8, "rate of acceptance that the step size is found for (dual averaging over the mean of the chains)"
+        0.8, "rate of acceptance that the step size is found for (dual averaging, in each chain)"
+    )
+    scale: Scale = option(
+        "variances",
+        'units of each weight, the root of the inverse mass matrix\'s diagonal: `"variances"`, its spread in '
+        'its own chain, found in burn-in; `"prior"`, the prior\'s width s',
     )
     step_size: float | None = option(
         None, "where the search for it begins, in units of s; None takes it from the number of observations"
     )
     trajectory: float | None = option(
-        None, "length in units of s; None means (π/2)√T, a quarter of the prior's period"
+        None,
+        "length in units of the scale; None means a quarter of the period that a Gaussian of this scale has: "
+        "π/2, and (π/2)√T in units of the prior",
     )
     jitter: float = option(
         0.2, "trajectories vary by this share, so that no direction's period fits into them"
@@ -88,6 +114,9 @@ class HMC(Method):
         require_whole("descent", self.descent, least=0)
         check_optimizer(self.optimizer)
         check_prior_std(self.prior_std)
+        for name, known in (("start", get_args(Start)), ("scale", get_args(Scale))):
+            if getattr(self, name) not in known:
+                raise unknown_name(name, getattr(self, name), known)
         for name in ("step_size", "trajectory", "temperature"):
             if (value := getattr(self, name)) is not None:
                 require_positive(name, value)
@@ -101,10 +130,11 @@ class HMC(Method):
     def total_chains(self) -> int:
         return self.num_chains
 
-    @property
-    def trajectory_length(self) -> float:
-        """In units of s: a quarter of the period that a weight has under the prior alone."""
-        return math.pi / 2 * math.sqrt(self.temperature) if self.trajectory is None else self.trajectory
+    def trajectory_length(self, scale: Scale) -> float:
+        """A quarter of the period that a weight of this scale has, unless it is given."""
+        if self.trajectory is not None:
+            return self.trajectory
+        return math.pi / 2 * (math.sqrt(self.temperature) if scale == "prior" else 1.0)
 
     @property
     def chain_members(self) -> int | None:
@@ -120,51 +150,84 @@ class HMC(Method):
         between -= between % _blocks(between)
         return epochs - kept * between, kept, between
 
+    def kept_samples(self, epochs: int) -> int:
+        """States that each chain keeps of so many gradient passes."""
+        return self.lengths(epochs)[1]
+
     def init(self, problem: Problem, generator: torch.Generator) -> State:
         members = problem.initial_members(generator)
         stds = problem.prior_stds(self.prior_std)
-        position = as_vectors({name: members.stacked[name] for name in stds})
-        moving = {name: torch.zeros_like(position) for name in ("momentum", "force", "kept_force")}
+        weights = {name: members.stacked[name] for name in stds}
+        if self.start == "prior" and not problem.initial:
+            for name, drawn in draw_prior(stds, weights, generator).items():
+                weights[name].copy_(drawn)
+        position = as_vectors(weights)
+        widths = prior_widths(stds, weights)
         # A step of half the width that one weight would have, were all of the data about it alone.
-        widest = max(stds.values()) * math.sqrt(problem.num_observations)
-        step = position.new_tensor([self.step_size or 0.5 / widest], dtype=torch.float64)
+        widest = float(widths.max()) * math.sqrt(problem.num_observations)
+        step = torch.tensor([self.step_size or 0.5 / widest], dtype=torch.float64, device=position.device)
         zero = torch.zeros_like(step)
         return State(
             members,
-            own=moving | {"kept": position},
+            own={
+                **{name: torch.zeros_like(position) for name in ("momentum", "gradient", "kept_gradient")},
+                "kept": position,
+                "scale": widths[None].to(position.dtype),
+                "spread": Spread.begin(position),
+            },
             common={
                 "step": DualAveraging.begin(step),
-                **{name: zero.clone() for name in ("potential", "kept_potential", "energy")},
+                "trajectory": zero + self.trajectory_length("prior"),
+                **{name: zero.clone() for name in ("log_density", "kept_log_density", "energy")},
                 **{name: zero.clone() for name in ("left", "passes", "blocks", *COUNTS)},
             },
         )
 
     def phases(self, problem: Problem, epochs: int) -> Sequence[Phase]:
-        _check_deterministic(problem)
+        check_samplable(problem, self.name)
         stds = problem.prior_stds(self.prior_std)
         burn_in, kept, between = self.lengths(epochs)
-        descent = min(self.descent, burn_in // 3)
+        descent = 0 if self.start == "prior" else min(self.descent, burn_in // 3)
         burn_in -= descent
-        longest = max(1, burn_in // LEAST_TRANSITIONS)
         blocks = _blocks(between)
-        likelihood = problem.objective()  # the prior's part of the force is known in closed form
+        likelihood = problem.objective()  # the prior's part of the gradient is known in closed form
 
-        def passes(name: str, number: int, size: int, *, adapt: bool, **hooks: Any) -> Phase:
+        def passes(name: str, number: int, size: int, rule: _Rule, **hooks: Any) -> Phase:
             def step(state: State, batches: Sequence[Batch], objective: Objective) -> Tensor:
-                chains = _Chains(self, stds, state, batches, objective, longest if adapt else None)
-                return chains.run(size)
+                return _Chains(self, stds, state, batches, objective, rule).run(size)
 
             return Phase(name, number, likelihood, step, batches="full", cost=size, **hooks)
 
-        def settle(state: State) -> None:
-            """Take the averaged step size, and begin again at the last state that was accepted."""
+        def burning(number: int, enter: Hook = nothing, *, spread: bool = False) -> list[Phase]:
+            """A part of the burn-in, of so many passes."""
+            rule = _Rule(longest=max(1, number // LEAST_TRANSITIONS), spread=spread)
+            sizes = [(number // BLOCK, BLOCK), (1, number % BLOCK)]
+            sizes = [(count, size) for count, size in sizes if count and size]
+            return [
+                passes("burn_in", count, size, rule, enter=enter if place == 0 else nothing)
+                for place, (count, size) in enumerate(sizes)
+            ]
+
+        def begin_again(state: State) -> None:
+            """Take the averaged step size, and go on from the last state that was accepted."""
             common = state.common
             common["step"]["log_step"].copy_(common["step"]["log_average"])
             for name in ("left", *COUNTS):
                 common[name].zero_()
-            state.own["force"].copy_(state.own["kept_force"])
-            common["potential"].copy_(common["kept_potential"])
+            state.own["gradient"].copy_(state.own["kept_gradient"])
+            common["log_density"].copy_(common["kept_log_density"])
             _put_back(state, stds)
+
+        def rescale(state: State) -> None:
+            """Measure weights by their own spread; the step keeps its length, and is sought anew."""
+            begin_again(state)
+            scale, step = state.own["scale"], state.common["step"]
+            before = torch.linalg.vector_norm(scale.double(), dim=1)
+            scale.copy_(Spread.scale(state.own["spread"]))
+            shorter = before / torch.linalg.vector_norm(scale.double(), dim=1)
+            for name, value in DualAveraging.begin(step["log_step"].exp() * shorter).items():
+                step[name].copy_(value)
+            state.common["trajectory"].fill_(self.trajectory_length("variances"))
 
         def keep(state: State) -> None:
             """Every so many passes the last state that was accepted is a sample."""
@@ -175,15 +238,18 @@ class HMC(Method):
                 state.finished.append(replace(state.members, stacked=state.members.stacked | kept))
 
         posterior = problem.objective(gaussian_prior(stds))
-        descending = Phase("descent", descent, posterior, optimizers={"all": Over(self.optimizer)})
-        whole, rest = divmod(burn_in, BLOCK)
-        burning = [descending] if descent else []
-        burning += [passes("burn_in", whole, BLOCK, adapt=True)] if whole else []
-        burning += [passes("burn_in", 1, rest, adapt=True)] if rest else []
-        sampling = passes(
-            "sample", kept * blocks, between // blocks, adapt=False, enter=settle, end_epoch=keep
-        )
-        return [*burning, sampling]
+        phases = []
+        if descent:
+            phases.append(Phase("descent", descent, posterior, optimizers={"all": Over(self.optimizer)}))
+        parts = [round(share * burn_in) for share in PARTS[:2]]
+        if self.scale == "prior" or min(parts) < LEAST_TRANSITIONS:  # too few to measure a spread by
+            phases += burning(burn_in)
+        else:
+            phases += burning(parts[0])
+            phases += burning(parts[1], begin_again, spread=True)
+            phases += burning(burn_in - sum(parts), rescale)
+        sampling = kept * blocks, between // blocks, _Rule()
+        return [*phases, passes("sample", *sampling, enter=begin_again, end_epoch=keep)]
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
         return Particles(problem.network, blocks=state.finished.blocks)
@@ -205,7 +271,8 @@ class HMC(Method):
             "divergences": int(divergences),
             "transitions": int(transitions),
             "step_size": step,
-            "leapfrog_steps": math.ceil(self.trajectory_length / step),
+            "leapfrog_steps": math.ceil(float(state.common["trajectory"]) / step),
+            "start": start_in_words(problem, self.descent, from_prior=self.start == "prior"),
         }
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
@@ -220,12 +287,24 @@ def _blocks(passes: int) -> int:
 COUNTS = ("transitions", "accepted", "divergences")  # of a chain, since burn-in; accepted: sum of the rates
 
 
-class _Chains:
-    """All chains at once, θ and p as vectors [G, D]; momenta are in units of the prior's widths s.
+@dataclass(frozen=True)
+class _Rule:
+    """What happens beside the steps.
 
-    Where a trajectory ends, its chain decides and begins the next. Chains on different data sets have their
-    own step sizes and are at different places of their trajectories: numbers are [G], and ``left`` counts the
-    steps to each chain's next decision.
+    longest: leaps of a trajectory while the step size is sought; None: it is fixed. spread: measure that of
+    every weight.
+    """
+
+    longest: int | None = None
+    spread: bool = False
+
+
+class _Chains:
+    """All chains at once, θ and p as vectors [G, D]; momenta are in units of the weights' scale.
+
+    Where a trajectory ends, its chain decides and begins the next. Chains have step sizes of their own and
+    are at different places of their trajectories: numbers are [G], and ``left`` counts the steps to each
+    chain's next decision.
     """
 
     def __init__(
@@ -235,27 +314,12 @@ class _Chains:
         state: State,
         batches: Sequence[Batch],
         objective: Objective,
-        longest: int | None,
+        rule: _Rule,
     ) -> None:
-        self.method, self.stds, self.state, self.longest = method, stds, state, longest
-        self.batches, self.objective, self.common = batches, objective, state.common
-        weights = {name: state.members.stacked[name] for name in stds}
-        self.position = as_vectors(weights)
-        self.momentum, self.force = state.own["momentum"], state.own["force"]
-        self.weights, self.views = weights, views_of(self.position, weights)
-        # Views move with the vectors; weights of several types are copied after every drift.
-        self.copied = any(view.dtype != weights[name].dtype for name, view in self.views.items())
-        moving = state.members.stacked | ({} if self.copied else self.views)
-        self.moving = replace(state, members=replace(state.members, stacked=moving))
-        self.counts = objective.observations(batches, state)
-        self.num_observations = self.counts.sum(0)
-        sizes = torch.tensor([tensor[0].numel() for tensor in weights.values()])
-        widths = torch.tensor(list(stds.values()), dtype=torch.float64).repeat_interleave(sizes)
-        self.widths = widths.to(self.position.device)
-        # f = −s ∇U = −(θ/s + s N ∇L)/T
-        of_data = -self.widths * self.num_observations[:, None] / method.temperature
-        self.of_prior = (-1 / (self.widths * method.temperature)).to(self.position.dtype)
-        self.of_data = of_data.to(self.position.dtype)
+        self.method, self.state, self.common, self.rule = method, state, state.common, rule
+        self.density = LogDensity(stds, state, batches, objective, method.temperature)
+        self.position, self.scale = self.density.position, state.own["scale"]
+        self.momentum, self.gradient = state.own["momentum"], state.own["gradient"]
 
     def run(self, num_passes: int) -> Tensor:
         """Take so many gradients of every chain; returns its mean loss at the last place, [G]."""
@@ -263,54 +327,47 @@ class _Chains:
         everywhere = torch.ones_like(left, dtype=torch.bool)
         if not bool(self.common["passes"].any()):
             losses = self._look()
-            self.common["potential"].copy_(self._potential(losses))
+            self.common["log_density"].copy_(self.density.value(losses))
             self._keep(everywhere)
             self.common["passes"] += 1
             num_passes -= 1
         while num_passes:
             self._begin(left == 0)
             step = self.common["step"]["log_step"].exp()
-            pace = (step[:, None] * self.widths).to(self.position.dtype)
-            stretch = min(num_passes, int(left.min()))
+            pace = self._pace(step)
+            stretch = min(num_passes, int(left.min()), BETWEEN_LOOKS if self.rule.spread else num_passes)
             for _ in range(stretch - 1):
-                self._drift(pace)  # θ ← θ + ε s p
-                self._look()  # f ← −s ∇U(θ)
-                self._kick(step)  # p ← p + ε f
-            self._drift(pace)
+                self.position.addcmul_(pace, self.momentum)  # θ ← θ + ε s p
+                self._look()
+                self.momentum.addcmul_(pace, self.gradient)  # p ← p + ε s ∇ℓ(θ)
+            self.position.addcmul_(pace, self.momentum)
             losses = self._look()
             left -= stretch
             self.common["passes"] += stretch
             num_passes -= stretch
             ending = left == 0
-            self._kick(torch.where(ending, step / 2, step))  # the last kick of a trajectory is half of one
+            # The last kick of a trajectory is half of one.
+            self.momentum.addcmul_(self._pace(torch.where(ending, step / 2, step)), self.gradient)
+            if self.rule.spread:
+                self._measure_spread(losses)
             self._decide(ending, losses)
-        self._write_back()
+        self.density.write_back()
         assert losses is not None
         return losses
 
-    def _drift(self, pace: Tensor) -> None:
-        self.position.addcmul_(pace, self.momentum)
-        if self.copied:
-            self._write_back()
+    def _measure_spread(self, losses: Tensor) -> None:
+        """Take in states on their way, where they have about the energy that the way began with."""
+        change = self._kinetic() - self.density.value(losses) - self.common["energy"]
+        Spread.update(self.state.own["spread"], self.position, (change.abs() < PLAUSIBLE).double())
 
-    def _write_back(self) -> None:
-        for name, view in self.views.items():
-            self.weights[name].copy_(view)
+    def _pace(self, step: Tensor) -> Tensor:
+        return step[:, None].to(self.scale.dtype) * self.scale
 
     def _look(self) -> Tensor:
-        """The force at the present place; returns the mean losses of the data, [G]."""
-        losses, gradients = self.objective.means(self.moving, self.batches, self.counts)
-        torch.mul(self.position, self.of_prior, out=self.force)
-        self.force.addcmul_(self.of_data, as_vectors({name: gradients[name] for name in self.stds}))
+        """The gradient at the present place; returns the mean losses of the data, [G]."""
+        losses, gradient = self.density.look()
+        self.gradient.copy_(gradient)
         return losses
-
-    def _kick(self, step: Tensor) -> None:
-        self.momentum.addcmul_(step[:, None].to(self.force.dtype), self.force)
-
-    def _potential(self, losses: Tensor) -> Tensor:
-        """U(θ) = (N L + Σ θ²/(2 s²))/T, in double precision: energies are differences of large numbers."""
-        of_prior = (self.position.double() / self.widths).square().sum(1) / 2
-        return (losses * self.num_observations + of_prior) / self.method.temperature
 
     def _kinetic(self) -> Tensor:
         return self.momentum.double().square().sum(1) / 2
@@ -319,34 +376,25 @@ class _Chains:
         """New momenta p ~ N(0, 1), the energy to conserve, the number of steps, and half a kick."""
         if not bool(where.any()):
             return
-        for row in where.nonzero().flatten().tolist():
-            one = self.momentum[row]
-            one.copy_(torch.randn(one.shape, generator=self.state.generators[row], dtype=one.dtype))
-        step = self.common["step"]["log_step"].exp()
-        steps = (self.method.trajectory_length * self._shared_jitter(where) / step).ceil()
-        steps = steps.clamp(min=1, max=self.longest)
-        _assign(self.common["energy"], self.common["potential"] + self._kinetic(), where)
-        _assign(self.common["left"], steps, where)
-        self._kick(torch.where(where, step / 2, 0.0))
-
-    def _shared_jitter(self, where: Tensor) -> Tensor:
-        """Factors of the trajectories' lengths: one for all chains on a data set, from its first one."""
         factors = torch.ones(len(where), dtype=torch.float64)
-        data_sets = self.state.members.labels[:, 0].tolist()
         for row in where.nonzero().flatten().tolist():
-            first = data_sets.index(data_sets[row])
-            if row == first:
-                drawn = torch.rand((), generator=self.state.generators[row], dtype=torch.float64)
-                factors[row] = 1 + self.method.jitter * (2 * drawn - 1)
-            factors[row] = factors[first]
-        return factors.to(where.device)
+            one, generator = self.momentum[row], self.state.generators[row]
+            one.copy_(torch.randn(one.shape, generator=generator, dtype=one.dtype))
+            drawn = torch.rand((), generator=generator, dtype=torch.float64)
+            factors[row] = 1 + self.method.jitter * (2 * drawn - 1)
+        step = self.common["step"]["log_step"].exp()
+        steps = (self.common["trajectory"] * factors.to(step.device) / step).ceil()
+        steps = steps.clamp(min=1, max=self.rule.longest)
+        _assign(self.common["energy"], self._kinetic() - self.common["log_density"], where)
+        _assign(self.common["left"], steps, where)
+        self.momentum.addcmul_(self._pace(torch.where(where, step / 2, 0.0)), self.gradient)
 
     def _decide(self, ending: Tensor, losses: Tensor) -> None:
         """Metropolis' rule for the chains whose trajectories end here."""
         if not bool(ending.any()):
             return
-        _assign(self.common["potential"], self._potential(losses), ending)
-        change = self.common["potential"] + self._kinetic() - self.common["energy"]
+        _assign(self.common["log_density"], self.density.value(losses), ending)
+        change = self._kinetic() - self.common["log_density"] - self.common["energy"]
         change = change.nan_to_num(torch.inf, torch.inf, torch.inf)
         rate = (-change).clamp(max=0).exp()
         drawn = torch.ones_like(rate)
@@ -357,27 +405,19 @@ class _Chains:
         self._return_to_kept(ending & ~accepted)
         for name, amount in zip(COUNTS, (1.0, rate, change > DIVERGED), strict=True):
             self.common[name] += torch.where(ending, amount, 0.0)
-        if self.longest is not None:
+        if self.rule.longest is not None:
             adaptation = DualAveraging(self.method.target_acceptance)
-            adaptation.update(self.common["step"], self._mean_rate(rate), ending)
-
-    def _mean_rate(self, rate: Tensor) -> Tensor:
-        """The mean over the chains on each data set, to the same bits: they share one step size."""
-        means = torch.empty_like(rate)
-        data_sets = self.state.members.labels[:, 0].to(rate.device)
-        for data_set in data_sets.unique():
-            means[data_sets == data_set] = rate[data_sets == data_set].mean()
-        return means
+            adaptation.update(self.common["step"], rate, ending)
 
     def _keep(self, where: Tensor) -> None:
         _assign(self.state.own["kept"], self.position, where)
-        _assign(self.state.own["kept_force"], self.force, where)
-        _assign(self.common["kept_potential"], self.common["potential"], where)
+        _assign(self.state.own["kept_gradient"], self.gradient, where)
+        _assign(self.common["kept_log_density"], self.common["log_density"], where)
 
     def _return_to_kept(self, where: Tensor) -> None:
         _assign(self.position, self.state.own["kept"], where)
-        _assign(self.force, self.state.own["kept_force"], where)
-        _assign(self.common["potential"], self.common["kept_potential"], where)
+        _assign(self.gradient, self.state.own["kept_gradient"], where)
+        _assign(self.common["log_density"], self.common["kept_log_density"], where)
 
 
 def _put_back(state: State, stds: Mapping[str, float]) -> None:
@@ -394,25 +434,3 @@ def _assign(target: Tensor, source: Tensor, where: Tensor) -> None:
     elif bool(where.any()):
         rows = where.reshape(-1, *[1] * (target.ndim - 1))
         target.copy_(torch.where(rows, source, target))
-
-
-def _check_deterministic(problem: Problem) -> None:
-    """Refuse networks whose likelihood is not one function of the weights."""
-    network = problem.network
-    normalising = [name for name in batch_norms(network.module) if name not in network.always_eval]
-    if normalising:
-        raise InputError(
-            f"hmc cannot sample a network with BatchNorm ({normalising[0]!r}): its output depends on which "
-            "examples are in the batch, so the likelihood is no product over examples. Use a network with "
-            "LayerNorm, GroupNorm or filter response normalisation (resnet20_frn), or keep the layer in "
-            "eval()."
-        )
-    if problem.execution.precision == "bfloat16":
-        raise InputError("hmc needs gradients of one smooth function: use precision 'full' or 'double'.")
-    random = [name for name in random_layers(network.module) if name not in network.always_eval]
-    if random or network.draws_globally:
-        where = f" ({random[0]!r})" if random else ""
-        raise InputError(
-            f"hmc cannot sample a network that is random itself, such as one with dropout{where}: remove "
-            "the layer, or set its probability to 0."
-        )

@@ -25,6 +25,7 @@ from polymode.methods.cyclical_sgmcmc import CyclicalSGMCMC as CyclicalSGMCMC
 from polymode.methods.trajectory import Trajectory as Trajectory
 from polymode.methods.tunnel import Tunnel as Tunnel
 from polymode.methods.hmc import HMC as HMC
+from polymode.methods.microcanonical import Microcanonical as Microcanonical
 # isort: on
 
 from polymode.training.contract import Method as _Method
@@ -46,3 +47,6 @@ COMPARED: tuple[str, ...] = (
     "ecmp",
     "late_phase",
 )
+
+# What it adds where the network and the data are small enough for thousands of passes.
+COMPARED_WHERE_SMALL: tuple[str, ...] = ("microcanonical",)

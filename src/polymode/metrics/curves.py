@@ -1,5 +1,6 @@
 """Small lists for figures: histograms, reliability of classes, coverage of intervals."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,14 @@ COVERAGES = tuple(round(0.05 * k, 2) for k in range(1, 20))  # nominal coverage 
 
 
 def histogram(values: Sequence[Tensor], end: float) -> dict[str, Any]:
-    """Counts in equal bins from 0 to ``end``: of ordinary points and, where given, of foreign ones."""
-    counts = [torch.histc(v.float().cpu(), NUM_BINS, 0.0, max(end, 1e-12)).tolist() for v in values]
+    """Counts in equal bins from 0 to ``end``: of ordinary points and, where given, of foreign ones.
+
+    Where the end is infinite, bins end at the largest number, and what lies beyond is not counted.
+    """
+    known = [v[v.isfinite()].float().cpu() for v in values]
+    if not math.isfinite(end):
+        end = max((v.max().item() for v in known if len(v)), default=0.0)
+    counts = [torch.histc(v, NUM_BINS, 0.0, max(end, 1e-12)).tolist() for v in known]
     return {"end": end} | dict(zip(("ordinary", "foreign"), counts, strict=False))
 
 

@@ -8,6 +8,7 @@ from typing import get_args
 from torch import Tensor
 
 from polymode.application.cli.jobs import (
+    Job,
     JobOptions,
     how_to_run,
     load_job,
@@ -34,6 +35,7 @@ from polymode.application.comparison import (
     Comparison,
     Equal,
     Judging,
+    alike_texts,
     baselines_for,
     claim,
     compare,
@@ -44,11 +46,12 @@ from polymode.application.comparison import (
 from polymode.application.comparison.baselines import CLASSIFICATION_BASELINES, REGRESSION_BASELINES
 from polymode.application.comparison.pilot import meaning_of
 from polymode.application.datasets import frames
+from polymode.application.recipes import why_not_unasked
 from polymode.application.report import write_page
 from polymode.data import Task
 from polymode.errors import unknown_name
 from polymode.likelihoods import Likelihood, make_likelihood
-from polymode.methods import COMPARED
+from polymode.methods import COMPARED, COMPARED_WHERE_SMALL
 from polymode.options import options_of
 from polymode.storage import entry, read_document
 from polymode.training.contract import Method, describe
@@ -66,7 +69,8 @@ class CompareOptions(JobOptions):
 
     methods: str = option(
         "",
-        f"names with commas (default: {','.join(COMPARED)}); all; label=name to have one method twice",
+        f"names with commas (default: {','.join(COMPARED)}, and {','.join(COMPARED_WHERE_SMALL)} where "
+        "network and data are small and no budget is given); all; label=name to have one method twice",
         metavar="NAMES",
     )
     budget: float | None = option(
@@ -121,6 +125,25 @@ def _earlier_methods(folder: Path) -> dict[str, str]:
     return wanted_methods(str(options.get("methods", "")), ())
 
 
+def _unasked(options: CompareOptions, job: Job) -> tuple[dict[str, str], list[str]]:
+    """Samplers that join the default methods, at a price of their own, where it can be afforded; in words."""
+    found: dict[str, str] = {}
+    lines: list[str] = []
+    if options.methods or options.budget is not None or options.equal == "epochs":
+        return found, lines
+    number = len(options.all_seeds(job.task)) * len(job.task.splits)
+    for name in COMPARED_WHERE_SMALL:
+        settings = {key: some for key, some in options.set.items() if key in ("all", name)}
+        [method] = make_methods({name: name}, settings, job.task.training).values()
+        why_not = why_not_unasked(method, job.model, job.task.splits[0].train, number)
+        if why_not is None:
+            found[name] = name
+            lines.append(f"{name}: runs, too, with {method.least_budget:,.0f} member-epochs of its own")
+        else:
+            lines.append(f"{name}: left out, {why_not}; --methods {name} adds it")
+    return found, lines
+
+
 def run(options: CompareOptions) -> None:
     """Compare, print the tables, write the page."""
     wanted = wanted_methods(options.methods, COMPARED)
@@ -136,12 +159,14 @@ def run(options: CompareOptions) -> None:
     amount = budget if options.equal == "budget" else float(options.epochs or max(1, round(budget / 5)))
     without_methods = config_of(options, without=["methods"]) | {"model": job.model_name, "budget": budget}
     folder = run_folder(options.run, "compare", [options.data, job.model_name], without_methods)
-    wanted = _earlier_methods(folder) | wanted
+    unasked, lines = _unasked(options, job)
+    wanted = _earlier_methods(folder) | wanted | unasked
     methods = make_methods(wanted, options.set, job.task.training)
     labelled = ",".join(name if name == label else f"{label}={name}" for label, name in wanted.items())
     identity = without_methods | {"methods": labelled}
     reporter = reporter_of(options, num_runs=len(methods))
-    reporter.say(job.described())
+    for line in (job.described(), *lines):
+        reporter.say(line)
     claim(folder, identity)
     job = settled(job, options, job.task.training, max(1, round(budget / 5)), folder, reporter)
     likelihood = make_likelihood(job.task.likelihood)
@@ -193,7 +218,8 @@ def run(options: CompareOptions) -> None:
     out = console()
     out.print(scores_table(comparison))
     if reference is not None:
-        say(options, noise_floor_text(reference))
+        for line in (noise_floor_text(reference), *alike_texts(comparison)):
+            say(options, line)
     if len(comparison.results) > 1:
         out.print(price_table(comparison))
     if options.calibrate:

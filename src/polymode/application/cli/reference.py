@@ -1,7 +1,9 @@
 """``polymode reference``: sample the posterior itself, and keep what it predicts to judge others by."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -23,22 +25,33 @@ from polymode.judging.diagnostics import (
 )
 from polymode.judging.reference import Reference, row_hashes
 from polymode.likelihoods import make_likelihood
-from polymode.methods import HMC
+from polymode.methods import HMC, Microcanonical
 from polymode.posteriors import Posterior
 from polymode.training.contract import describe
 from polymode.training.loop.arithmetic import recorded_threads, with_threads
 
-ABOUT = """Sample the posterior by full-batch Hamiltonian Monte Carlo and keep what it predicts for test data.
+ABOUT = """Sample the posterior, by Hamiltonian Monte Carlo unless told otherwise, and keep what it predicts.
 
 polymode compare --reference FILE then tells how close every method comes to it. Chains that have not mixed,
 are rejected too often or diverge are not called a reference. With --show FILE: what a reference is about.
 The same command goes on where it was cut."""
 
 
+SAMPLERS = ("hmc", "microcanonical")
+# What a sampler needs to be judged by: its error in a step, and enough samples of each chain.
+CAREFUL = {"microcanonical": {"energy_variance": 5e-4, "num_samples": 100, "num_chains": 4}}
+
+
 @dataclass(frozen=True)
 class ReferenceOptions(JobOptions):
     """Options of ``polymode reference``."""
 
+    method: str = option(
+        "hmc",
+        "the sampler: hmc, or microcanonical at an energy variance of 5e-4 (no acceptance test, so a small "
+        "bias, and fewer passes where HMC does not mix)",
+        choices=SAMPLERS,
+    )
     passes: int = option(20_000, "gradient passes over the data of each chain, burn-in included")
     out: str = option("", "file to write (default: reference.npz in the run's folder)", place="screen")
     force: bool = option(
@@ -54,7 +67,8 @@ class ReferenceOptions(JobOptions):
             raise UsageError("--tensorboard: polymode reference shows its progress here only.")
         if self.seeds != 1:
             raise UsageError(
-                "--seeds: a reference is one sample; its chains are set with --set hmc.num_chains=4."
+                "--seeds: a reference is one sample; its chains are set with "
+                f"--set {self.method}.num_chains=4."
             )
         if self.out and Path(self.out).suffix != ".npz":
             raise UsageError(f"--out {self.out!r} must end in .npz.")
@@ -77,12 +91,13 @@ def run(options: ReferenceOptions) -> None:
         contents_for(likelihood).check_task(arrays_of(job.task.splits[0].test)[1])
     except InputError as error:
         raise UsageError(str(error)) from error
-    method = make_methods({"hmc": "hmc"}, options.set, {})["hmc"]
-    assert isinstance(method, HMC)
-    if method.num_chains < 2 or method.lengths(options.passes)[1] < LEAST_SAMPLES:
+    name = options.method
+    method = make_methods({name: name}, options.set, CAREFUL.get(name, {}))[name]
+    assert isinstance(method, HMC | Microcanonical)
+    if method.num_chains < 2 or method.kept_samples(options.passes) < LEAST_SAMPLES:
         raise UsageError(
             f"A reference needs at least 2 chains with {LEAST_SAMPLES} samples each to be judged by: raise "
-            "hmc.num_chains, hmc.num_samples or --passes."
+            f"{name}.num_chains, {name}.num_samples or --passes."
         )
     import_arviz()  # what judges the chains must be there before they are run
     identity = config_of(options, without=("ood", "num_draws", "bins", "bin_min_count")) | {
@@ -100,7 +115,7 @@ def run(options: ReferenceOptions) -> None:
             likelihood=likelihood,
             epochs=options.passes,
             **how_to_run(options),
-            title="hmc",
+            title=name,
             options=identity | {"method": describe(method)},
             network=job.network,
             reporter=reporter,
@@ -150,6 +165,7 @@ def _reference(
         "method": posterior.record["method"],
         "num_samples": posterior.num_members,
         "effective_samples": judged.mixing.effective,
+        "effective_per_second": judged.mixing.effective / max(posterior.record["training_seconds"], 1e-9),
         "noise_floor": floor,
         "units": likelihood.units,
         "verdict": judged.config(),
@@ -165,29 +181,48 @@ def _report(
 ) -> None:
     if options.json:
         return
-    chains = posterior.record["findings"]
-    mixing = judged.mixing
+    mixing, record = judged.mixing, posterior.record
+    speed = mixing.effective / max(record["training_seconds"], 1e-9)
     rows = [
         ("samples", f"{posterior.num_members:,}", f"{mixing.num_chains} chains × {mixing.num_samples}"),
-        ("gradient passes", f"{posterior.record['member_epochs']:,.0f}", "of all chains, burn-in included"),
-        ("transitions", f"{sum(c['transitions'] for c in chains):,}", "trajectories after burn-in"),
-        (
-            "leapfrog steps",
-            f"{chains[0]['leapfrog_steps']:,}",
-            f"of {chains[0]['step_size']:.3g} prior widths each",
-        ),
-        ("acceptance", f"{judged.acceptance:.1%}", "of the chain that accepts least"),
-        ("divergences", f"{judged.divergences:.1%}", "of all trajectories"),
+        ("gradient passes", f"{record['member_epochs']:,.0f}", "of all chains, burn-in included"),
+        *_how_it_went(judged, record["findings"]),
         (
             "R-hat",
             f"{mixing.rhat:.3f}",
             f"exceeded by 5 % of the predictions; the worst is {mixing.worst_rhat:.3f}",
         ),
-        ("effective samples", f"{mixing.effective:,.0f}", "median over predictions"),
+        ("effective samples", f"{mixing.effective:,.0f}", f"median over predictions; {speed:.2g} a second"),
         ("noise floor", distances_text(floor), "between halves of its own chains"),
         ("fit as a reference", "yes" if judged.is_fit else "NO", "; ".join(judged.reasons)),
     ]
-    console().print(_table("Hamiltonian Monte Carlo", rows))
+    console().print(_table(TITLES[options.method], rows))
+
+
+TITLES = {"hmc": "Hamiltonian Monte Carlo", "microcanonical": "Microcanonical Langevin dynamics"}
+
+
+def _how_it_went(judged: ReferenceCheck, chains: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """What a sampler has to say about its chains."""
+    if judged.acceptance is None:
+        steps = sum(chain["steps"] for chain in chains)
+        return [
+            ("steps", f"{steps:,}", "of all chains after warm-up"),
+            ("energy variance", f"{judged.energy_variance:.2g}", "for each weight, of the worst chain"),
+            ("divergences", f"{judged.divergences:.1%}", "of all steps, which were undone"),
+        ]
+    first = chains[0]
+    return [
+        ("begun at", first["start"], ""),
+        ("transitions", f"{sum(c['transitions'] for c in chains):,}", "trajectories after burn-in"),
+        (
+            "leapfrog steps",
+            f"{first['leapfrog_steps']:,}",
+            f"of {first['step_size']:.3g} of a weight's scale each",
+        ),
+        ("acceptance", f"{judged.acceptance:.1%}", "of the chain that accepts least"),
+        ("divergences", f"{judged.divergences:.1%}", "of all trajectories"),
+    ]
 
 
 def show(options: ReferenceOptions, reference: Reference) -> None:
@@ -204,12 +239,21 @@ def show(options: ReferenceOptions, reference: Reference) -> None:
         (reference.kind, " × ".join(map(str, reference.values.shape)), ""),
         ("data", str(about.get("data", "not known")), ""),
         ("model", str(about.get("model", "not known")), ""),
+        ("sampler", _sampler(about), ""),
         ("samples", str(about.get("num_samples", "not known")), ""),
         ("noise floor", noise_floor_text(reference), ""),
         ("fit as a reference", fit, ""),
         ("made with", str(about.get("command", "not known")), ""),
     ]
     console().print(_table(options.show, rows))
+
+
+def _sampler(about: Mapping[str, Any]) -> str:
+    """Which sampler made a reference, and where its chains began."""
+    method, chains = about.get("method"), about.get("chains") or [{}]
+    name = method.get("name", "not known") if isinstance(method, dict) else "not known"
+    start = chains[0].get("start") if isinstance(chains[0], dict) else None
+    return f"{name}, begun at {start}" if start else str(name)
 
 
 def _table(title: str, rows: list[tuple[str, str, str]]) -> Table:

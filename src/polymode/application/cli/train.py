@@ -80,7 +80,8 @@ def run(options: TrainOptions) -> None:
     job = load_job(options)
     method = make_methods({name: options.method}, options.set, job.task.training)[name]
     if options.epochs is None:
-        method, epochs = method.for_budget(options.budget or job.task.suggested_budget)
+        suggested = max(job.task.suggested_budget, method.least_budget)
+        method, epochs = method.for_budget(options.budget or suggested)
     else:
         epochs = options.epochs
     identity = config_of(options, without=("budget",)) | {

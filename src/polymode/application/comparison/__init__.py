@@ -18,7 +18,7 @@ from polymode.application.comparison.compare import (
     require_validation,
     whole,
 )
-from polymode.application.comparison.distances import distances_text, noise_floor_text
+from polymode.application.comparison.distances import alike_texts, distances_text, noise_floor_text
 from polymode.application.comparison.judgement import Judgement, judge
 from polymode.application.comparison.results import Comparison, Result, Summary, stated, times
 from polymode.application.comparison.robustness import Robustness, judge_corrupted
@@ -39,6 +39,7 @@ __all__ = [
     "Summary",
     "Verdict",
     "add_result",
+    "alike_texts",
     "baselines_for",
     "check_reference_for",
     "claim",

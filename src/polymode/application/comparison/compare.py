@@ -140,10 +140,7 @@ def compare(
     if judging.calibrate:
         require_validation(task, "calibrate")
     _check_baselines(baselines, methods, likelihood)
-    sizes = {
-        label: method.for_budget(budget) if equal == "budget" else (method, max(1, round(budget)))
-        for label, method in methods.items()
-    }
+    sizes = {label: _sized(method, budget, equal) for label, method in methods.items()}
     claim(folder, options or {})
     results = []
     for label, (sized, epochs) in sizes.items():
@@ -166,7 +163,8 @@ def compare(
         result = _result(label, sized, epochs, posteriors, judged, folder / label, judging.num_draws)
         spent = result.price["member_epochs"]
         if equal == "budget" and spent > 1.1 * budget:
-            reporter.say(f"{label}: it spent {spent:g} member-epochs, the budget is {budget:g}")
+            why = ", below which it is of no use" if sized.least_budget > budget else ""
+            reporter.say(f"{label}: it spent {spent:g} member-epochs{why}; the budget is {budget:g}")
         results.append(result)
     for name in baselines:
         reason = left_out(name, min(r.data.train.num_examples for r in replicates))
@@ -189,6 +187,13 @@ def compare(
     write_text(folder / "results.csv", comparison.csv())
     write_text(folder / "replicates.csv", comparison.replicates_csv())
     return comparison
+
+
+def _sized(method: Method, budget: float, equal: Equal) -> tuple[Method, int]:
+    """The method and its epochs: those that all have in common, or the fewest that it is of use with."""
+    if equal == "budget":
+        return method.for_budget(max(budget, method.least_budget))
+    return method, max(1, round(budget), round(method.least_budget / method.total_chains))
 
 
 def fit_replicates(

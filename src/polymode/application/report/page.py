@@ -10,6 +10,7 @@ from polymode.application.comparison import (
     Comparison,
     Result,
     Summary,
+    alike_texts,
     noise_floor_text,
     times,
     verdict_of,
@@ -55,7 +56,7 @@ def write_page(comparison: Comparison, path: str | Path, *, command: str = "", a
         if comparison.repetitions
         else "One split, one seed: no standard errors.",
         scores=_scores_table(comparison),
-        floor="" if comparison.reference is None else _floor(comparison.reference),
+        floor="" if comparison.reference is None else _floor(comparison, comparison.reference),
         prices=_price_table(comparison),
         explanations=_explanations(comparison),
         figures=figures,
@@ -164,9 +165,9 @@ def _named(result: Result) -> str:
     return f"<b>{_escape(result.stated)}</b>{mark}"
 
 
-def _floor(reference: Reference) -> str:
-    text = noise_floor_text(reference)
-    return f'<p class="note">{_escape(text[:1].upper() + text[1:])}.</p>'
+def _floor(comparison: Comparison, reference: Reference) -> str:
+    lines = [noise_floor_text(reference), *alike_texts(comparison)]
+    return f'<p class="note">{_escape(" ".join(f"{text[:1].upper()}{text[1:]}." for text in lines))}</p>'
 
 
 def _cell(comparison: Comparison, result: Result, column: Column) -> str:

@@ -1,6 +1,12 @@
 """What a method and the training loop agree on: all that a method's file imports of the training."""
 
 from polymode.training.contract.batch import Batch, Piece
+from polymode.training.contract.density import (
+    LogDensity,
+    check_samplable,
+    prior_widths,
+    start_in_words,
+)
 from polymode.training.contract.descent import Descent, MembersInTurn
 from polymode.training.contract.epoch import Epoch
 from polymode.training.contract.execution import Execution
@@ -77,6 +83,7 @@ __all__ = [
     "Hook",
     "Keep",
     "KeepBest",
+    "LogDensity",
     "Measure",
     "MemberOptimizer",
     "MembersInTurn",
@@ -96,6 +103,7 @@ __all__ = [
     "by_chain",
     "check_optimizer",
     "check_rates",
+    "check_samplable",
     "check_schedule",
     "clip_each",
     "descend",
@@ -114,6 +122,8 @@ __all__ = [
     "perturbed",
     "phase_keep",
     "phase_schedule",
+    "prior_widths",
     "re_estimate",
     "refuse_line_search",
+    "start_in_words",
 ]

@@ -51,6 +51,11 @@ class Method(ABC):
         return self.chain_members
 
     @property
+    def least_budget(self) -> float:
+        """Member-epochs below which it is of no use: a comparison at a smaller budget gives it these."""
+        return 0.0
+
+    @property
     def num_initial(self) -> int:
         """Members of the posterior in ``fit(initial=...)`` that each chain begins at."""
         return 1

@@ -40,6 +40,7 @@ from polymode.training.loop.initialiser import (
     members_to_begin_at,
     probe,
 )
+from polymode.training.loop.memory import check_whole_fits
 from polymode.trees import map_tree
 
 
@@ -172,7 +173,7 @@ def gather(request: Request, folder: Path | None) -> Material:
         num_minibatches=min(batches.num_minibatches(group.num_examples) for group in batches.groups),
         example=network.arrange(map_tree(lambda t: t[:1].clone(), seen.inputs)),
     )
-    _check_phases(request, request.method.phases(problem, request.epochs))
+    _check_phases(request, problem, request.method.phases(problem, request.epochs))
     given = [
         members_to_begin_at(each, request.method, problem, owned, request.seeds[0])
         for each in request.initial or ()
@@ -240,7 +241,11 @@ def _num_observations(likelihood: Likelihood, data: Data) -> int:
     return round(int(likelihood.num_observations(targets)) / len(targets) * data.num_examples)
 
 
-def _check_phases(request: Request, phases: Sequence[Phase]) -> None:
+def _check_phases(request: Request, problem: Problem, phases: Sequence[Phase]) -> None:
+    whole = next((phase for phase in phases if phase.batches == "full"), None)
+    if whole is not None:
+        where = f"phase {whole.name!r} of {request.method.name}"
+        check_whole_fits(request.sources, problem.example, request.device, where)
     for before, phase in zip([None, *phases], phases, strict=False):
         for name in phase.carry:
             if before is None:

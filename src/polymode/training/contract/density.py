@@ -1,0 +1,110 @@
+"""The log density of every chain's posterior, for samplers that move all weights at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from polymode.errors import InputError
+from polymode.networks.surgery import batch_norms, random_layers
+from polymode.samplers import as_vectors, views_of
+from polymode.training.contract.batch import Batch
+from polymode.training.contract.objective import Objective
+from polymode.training.contract.problem import Problem
+from polymode.training.contract.state import State
+
+
+class LogDensity:
+    """ℓ(θ) = (Σ_n log p(y_n | x_n, θ) − Σ_j θ_j²/(2 s_j²))/T of all chains, θ as vectors [G, D].
+
+    ``position`` is θ, to be moved in place; ``write_back`` gives it to the members. From a minibatch, the sum
+    over observations is N times their mean. stds: the width s of each weight's prior, by name.
+    """
+
+    def __init__(
+        self,
+        stds: Mapping[str, float],
+        state: State,
+        batches: Sequence[Batch],
+        objective: Objective,
+        temperature: float = 1.0,
+    ) -> None:
+        self.batches, self.objective, self.temperature = batches, objective, temperature
+        self.stds = stds
+        weights = {name: state.members.stacked[name] for name in stds}
+        self.position = as_vectors(weights)
+        self.weights, self.views = weights, views_of(self.position, weights)
+        # Views move with the vectors; weights of several types are copied before every look.
+        self.copied = any(view.dtype != weights[name].dtype for name, view in self.views.items())
+        moving = state.members.stacked | ({} if self.copied else self.views)
+        self.moving = replace(state, members=replace(state.members, stacked=moving))
+        self.counts = objective.observations(batches, state)
+        self.num_observations = objective.num_observations.to(self.counts)
+        self.widths = prior_widths(stds, weights)
+        # ∇ℓ = −(θ/s² + N ∇L)/T
+        self._of_prior = (-1 / (self.widths.square() * temperature)).to(self.position.dtype)
+        self._of_data = (-self.num_observations[:, None] / temperature).to(self.position.dtype)
+
+    @property
+    def active(self) -> Tensor:
+        """The chains that have an observation in these batches, [G]."""
+        return self.counts.sum(0) > 0
+
+    def look(self) -> tuple[Tensor, Tensor]:
+        """Mean losses of the data [G] and ∇ℓ [G, D] at the present position."""
+        if self.copied:
+            self.write_back()
+        losses, gradients = self.objective.means(self.moving, self.batches, self.counts)
+        gradient = as_vectors({name: gradients[name] for name in self.stds}).mul_(self._of_data)
+        return losses, gradient.addcmul_(self.position, self._of_prior)
+
+    def value(self, losses: Tensor) -> Tensor:
+        """ℓ(θ), in double precision: energies are differences of large numbers."""
+        of_prior = (self.position.double() / self.widths).square().sum(1) / 2
+        return -(losses.double() * self.num_observations + of_prior) / self.temperature
+
+    def write_back(self) -> None:
+        """Give the members the present position."""
+        for name, view in self.views.items():
+            self.weights[name].copy_(view)
+
+
+def prior_widths(stds: Mapping[str, float], weights: Mapping[str, Tensor]) -> Tensor:
+    """The prior's width of each scalar of the stacked weights, as ``as_vectors`` has them: [D], double."""
+    sizes = torch.tensor([weights[name][0].numel() for name in stds])
+    device = next(iter(weights.values())).device
+    return torch.tensor(list(stds.values()), dtype=torch.float64).repeat_interleave(sizes).to(device)
+
+
+def start_in_words(problem: Problem, descent: int, *, from_prior: bool = False) -> str:
+    """Where the chains of a sampler began, for its label."""
+    if problem.initial:
+        return "networks that were given"
+    if from_prior:
+        return "draws from the prior"
+    return "optima of a descent" if descent else "the network's initialisation"
+
+
+def check_samplable(problem: Problem, method: str) -> None:
+    """Refuse networks whose likelihood is not one smooth function of the weights."""
+    network = problem.network
+    normalising = [name for name in batch_norms(network.module) if name not in network.always_eval]
+    if normalising:
+        raise InputError(
+            f"{method} cannot sample a network with BatchNorm ({normalising[0]!r}): its output depends on "
+            "which examples are in the batch, so the likelihood is no product over examples. Use a network "
+            "with LayerNorm, GroupNorm or filter response normalisation (resnet20_frn), or keep the layer in "
+            "eval()."
+        )
+    if problem.execution.precision == "bfloat16":
+        raise InputError(
+            f"{method} needs gradients of one smooth function: use precision 'full' or 'double'."
+        )
+    random = [name for name in random_layers(network.module) if name not in network.always_eval]
+    if random or network.draws_globally:
+        where = f" ({random[0]!r})" if random else ""
+        raise InputError(
+            f"{method} cannot sample a network that is random itself, such as one with dropout{where}: "
+            "remove the layer, or set its probability to 0."
+        )

@@ -215,11 +215,20 @@ def test_what_was_forgotten_does_not_count():
 def test_units_are_spreads_above_a_tenth_of_their_median():
     """In each chain for itself: the second one has spreads of a hundredth."""
     stds = torch.tensor([0.001, 0.05, 1.0, 2.0, 30.0], dtype=torch.float64)
-    signs = torch.tensor([1.0, -1.0], dtype=torch.float64)[
-        :, None, None
-    ]  # deviations are the values themselves
-    values = signs * torch.stack([stds, 0.01 * stds])
+    signs = torch.tensor([1.0, -1.0], dtype=torch.float64)  # deviations are the values themselves
+    values = signs[:, None, None] * torch.stack([stds, 0.01 * stds])
     state = measured(values, torch.ones(2, 2, dtype=torch.float64))
     torch.testing.assert_close(Spread.std(state), torch.stack([stds, 0.01 * stds]))
     floored = torch.tensor([0.1, 0.1, 1.0, 2.0, 30.0], dtype=torch.float64)
-    torch.testing.assert_close(Spread.scale(state), torch.stack([floored, 0.01 * floored]))
+    scale = torch.full((2, 5), 0.5, dtype=torch.float64)
+    factor = Spread.rescale(scale, state)
+    torch.testing.assert_close(scale, torch.stack([floored, 0.01 * floored]))
+    # A step of the same length in the new units.
+    torch.testing.assert_close(factor * scale.norm(dim=1), torch.full((2,), 0.5 * 5**0.5).double())
+
+
+def test_a_chain_that_has_not_moved_keeps_its_units():
+    state = measured(torch.ones(4, 2, 3).double(), torch.ones(4, 2).double())
+    scale = torch.tensor([[0.5, 1.0, 2.0]] * 2, dtype=torch.float64)
+    assert Spread.rescale(scale, state).tolist() == [1.0, 1.0]
+    assert scale.tolist() == [[0.5, 1.0, 2.0]] * 2

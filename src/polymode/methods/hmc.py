@@ -221,10 +221,7 @@ class HMC(Method):
         def rescale(state: State) -> None:
             """Measure weights by their own spread; the step keeps its length, and is sought anew."""
             begin_again(state)
-            scale, step = state.own["scale"], state.common["step"]
-            before = torch.linalg.vector_norm(scale.double(), dim=1)
-            scale.copy_(Spread.scale(state.own["spread"]))
-            shorter = before / torch.linalg.vector_norm(scale.double(), dim=1)
+            step, shorter = state.common["step"], Spread.rescale(state.own["scale"], state.own["spread"])
             for name, value in DualAveraging.begin(step["log_step"].exp() * shorter).items():
                 step[name].copy_(value)
             state.common["trajectory"].fill_(self.trajectory_length("variances"))

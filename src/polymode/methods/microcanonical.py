@@ -44,12 +44,13 @@ from polymode.training.contract import (
 )
 from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
 
-Scale = Literal["prior", "variances"]
+Scale = Literal["variances", "prior"]
 
 BLOCK = 12  # steps, at most, that nothing can interrupt
 # Shares of the warm-up: go from the optimum to where the posterior is, while v falls; find ε and the spread
 # of every weight; ε and the spread again, in units of it, and L by that; L by correlations.
 PARTS = (0.4, 0.2, 0.2, 0.2)
+LEAST_MEASURED = 20  # steps by which a spread is known well enough to measure by
 LEAST_MEMORY = 100  # steps by which ε is found; afterwards half of a part of the warm-up
 TRACED = (500, 100)  # steps and weights that a correlation time is taken from
 LEAST_DRAWS = 10  # independent ones, that a trace must be worth
@@ -108,7 +109,7 @@ class Microcanonical(Method):
     schedule: Schedule = option(Constant(), f"of the descent: {SCHEDULE}")
     keep: Keep = option("last", f"of the descent: {KEEP}")
     energy_variance: float = option(
-        0.1,
+        0.01,
         "v, variance of the energy's error in a step, for each weight, that ε is found for; 5e-4 for samples "
         "that are to be judged by",
     )
@@ -116,9 +117,9 @@ class Microcanonical(Method):
         0.5, "v at the beginning of warm-up, from where it falls; at least `energy_variance`"
     )
     scale: Scale = option(
-        "prior",
-        'units in which weights move: `"prior"`, the prior\'s widths, or `"variances"`, the spread of each '
-        "weight in its own chain, found in warm-up",
+        "variances",
+        'units in which weights move: `"variances"`, the spread of each weight in its own chain, found in '
+        'warm-up; `"prior"`, the prior\'s widths',
     )
     step_size: float | None = option(
         None, "ε where the search for it begins, in units of the scale; None takes it from the data"
@@ -300,7 +301,8 @@ class Microcanonical(Method):
         if not self.minibatch:
             phases.append(Phase("look", 1, likelihood, partial(_look, self, stds), batches="full"))
         phases += warming(parts[0], _Rule(LEAST_MEMORY))
-        phases += warming(parts[1], _Rule(memories[0], spread=True), self._scale_by_spread)
+        rescale = self._scale_by_spread if parts[1] >= LEAST_MEASURED else nothing
+        phases += warming(parts[1], _Rule(memories[0], spread=True), rescale)
         phases += warming(parts[2], _Rule(memories[1], spread=True), self._length_by_spread)
         phases += warming(parts[3], _Rule(trace=every), partial(self._length_by_correlation, every))
         sampling = kept * blocks, between // blocks, _Rule()
@@ -310,14 +312,10 @@ class Microcanonical(Method):
 
     def _scale_by_spread(self, state: State) -> None:
         """Make s the spread of each weight in its chain; ε keeps its length, and is sought anew."""
-        if self.scale == "prior":
-            return
-        scale, step = state.own["scale"], state.common["step"]
-        before = torch.linalg.vector_norm(scale.double(), dim=1)
-        scale.copy_(Spread.scale(state.own["spread"]))
-        shorter = before / torch.linalg.vector_norm(scale.double(), dim=1)
-        for name, value in EnergyErrors.begin(step["step"] * shorter).items():
-            step[name].copy_(value)
+        if self.scale == "variances":
+            shorter = Spread.rescale(state.own["scale"], state.own["spread"])
+            for name, value in EnergyErrors.begin(state.common["step"]["step"] * shorter).items():
+                state.common["step"][name].copy_(value)
 
     def _length_by_spread(self, state: State) -> None:
         """L ← √Σ_j var(θ_j)/s_j²: the size of what is to be crossed."""

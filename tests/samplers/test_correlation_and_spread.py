@@ -221,7 +221,7 @@ def test_units_are_spreads_above_a_tenth_of_their_median():
     torch.testing.assert_close(Spread.std(state), torch.stack([stds, 0.01 * stds]))
     floored = torch.tensor([0.1, 0.1, 1.0, 2.0, 30.0], dtype=torch.float64)
     scale = torch.full((2, 5), 0.5, dtype=torch.float64)
-    factor = Spread.rescale(scale, state)
+    factor = Spread.rescale(scale, state, torch.tensor([True, True]))
     torch.testing.assert_close(scale, torch.stack([floored, 0.01 * floored]))
     # A step of the same length in the new units.
     torch.testing.assert_close(factor * scale.norm(dim=1), torch.full((2,), 0.5 * 5**0.5).double())
@@ -230,5 +230,10 @@ def test_units_are_spreads_above_a_tenth_of_their_median():
 def test_a_chain_that_has_not_moved_keeps_its_units():
     state = measured(torch.ones(4, 2, 3).double(), torch.ones(4, 2).double())
     scale = torch.tensor([[0.5, 1.0, 2.0]] * 2, dtype=torch.float64)
-    assert Spread.rescale(scale, state).tolist() == [1.0, 1.0]
+    assert Spread.rescale(scale, state, torch.tensor([True, True])).tolist() == [1.0, 1.0]
     assert scale.tolist() == [[0.5, 1.0, 2.0]] * 2
+    moved = measured(
+        torch.tensor([[[1.0, 2.0, 3.0]] * 2, [[0.0] * 3] * 2]).double(), torch.ones(2, 2).double()
+    )
+    Spread.rescale(scale, moved, torch.tensor([True, False]))
+    assert scale.tolist() == [[0.5, 1.0, 1.5], [0.5, 1.0, 2.0]]

@@ -10,7 +10,14 @@ from polymode.data import ArrayData, Data, Task
 from polymode.data.division import with_validation
 from polymode.methods import make_method
 from polymode.networks.costs import multiplications
-from polymode.networks.surgery import Model, batch_norms, build, random_layers
+from polymode.networks.surgery import (
+    Model,
+    batch_norms,
+    build,
+    floating_type,
+    match_precision,
+    random_layers,
+)
 from polymode.training.contract import Method
 from polymode.trees import map_tree
 
@@ -35,23 +42,23 @@ def held_out(task: Task, validation: str) -> Task:
     return replace(task, training=keep | dict(task.training))
 
 
-def why_not_unasked(method: Method, model: Model, data: Data, num_runs: int) -> str | None:
-    """Why a comparison does not run a sampler unless it is named; None where it does.
+def why_not_unasked(method: Method, model: Model, data: Data, num_runs: int) -> tuple[str | None, bool]:
+    """Why a comparison does not run a sampler unless it is named, and whether naming it would help.
 
-    data: to train on; num_runs: splits times seeds.
+    No reason where it does. data: to train on; num_runs: splits times seeds.
     """
     module = model if isinstance(model, nn.Module) else build(model, 0)
     if batch_norms(module) or random_layers(module):
-        return "the network has BatchNorm or is random itself"
+        return "as the network has BatchNorm, or is random itself", False
     if not isinstance(data, ArrayData) or data.augment:
-        return "the data are not all in memory, or are augmented"
-    inputs = map_tree(lambda t: t[:1], data.inputs)
+        return "as the data are not all in memory, or are augmented", False
+    inputs = map_tree(lambda t: t[:1], match_precision(floating_type(module), data.inputs))
     of_pass = 3 * multiplications(module, inputs) * data.num_examples  # forwards, and twice that back
     needed = of_pass * method.least_budget * num_runs
     if needed > AFFORDABLE:
         times = f"{needed / AFFORDABLE:.1f} times" if needed < 9.5 * AFFORDABLE else "more than ten times"
-        return f"its thousands of passes would take {times} what is begun unasked"
-    return None
+        return f"as its thousands of passes would take {times} what is begun unasked", True
+    return None, True
 
 
 def suited(method: Method, suggested: Mapping[str, Any]) -> Method:

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import math
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,11 +15,14 @@ import torch
 from torch import Tensor
 
 from polymode.data import Data
-from polymode.errors import InputError, unknown_name
+from polymode.errors import InputError, require, unknown_name
 from polymode.judging.contents import CONTENTS, Contents, contents_for
 from polymode.likelihoods import Likelihood
 from polymode.storage import write_bytes
 from polymode.trees import leaves
+
+# What is read of where a reference comes from, and its types.
+ABOUT = {"noise_floor": dict, "verdict": dict, "method": dict, "chains": list, "effective_samples": float}
 
 
 @dataclass(frozen=True)
@@ -39,13 +43,23 @@ class Reference:
     def __post_init__(self) -> None:
         if self.kind not in CONTENTS:
             raise unknown_name("kind of reference", self.kind, CONTENTS)
-        if self.values.ndim != 2 or not bool(self.values.isfinite().all()):
+        values = self.values
+        if values.ndim != 2 or not values.numel() or not values.is_floating_point():
             raise InputError(
-                f"A reference of {self.kind} is a matrix of finite numbers, got {list(self.values.shape)}."
+                f"A reference of {self.kind} is a matrix of real numbers, got {list(values.shape)} of "
+                f"{values.dtype}."
             )
-        self.contents.check(self.values)
-        floor = self.about.get("noise_floor", {})
-        if not isinstance(floor, dict) or not all(isinstance(v, int | float) for v in floor.values()):
+        require(bool(values.isfinite().all()), f"A reference of {self.kind} holds finite numbers only.")
+        self.contents.check(values)
+        if self.rows is not None and self.rows.shape != (self.num_points,):
+            raise InputError(
+                f"A reference names each of its {self.num_points} points once, got {list(self.rows.shape)}."
+            )
+        for name, wanted in ABOUT.items():
+            if not isinstance(found := self.about.get(name, wanted()), wanted | None):
+                raise InputError(f"What a reference says of its {name} is damaged: {found!r:.100}.")
+        floor = self.noise_floor or {}
+        if not all(isinstance(v, int | float) and math.isfinite(v) and v >= 0 for v in floor.values()):
             raise InputError(
                 f"The noise_floor of a reference holds a number for each distance, got {floor!r:.100}."
             )
@@ -143,7 +157,12 @@ class Reference:
                 f"probabilities in it: {path}:{names[0]}."
             )
         rows = torch.as_tensor(arrays["rows"]) if "rows" in arrays else None
-        about = json.loads(str(arrays["about"])) if "about" in arrays else {}
+        try:
+            about = json.loads(str(arrays["about"])) if "about" in arrays else {}
+        except ValueError:
+            about = None
+        if not isinstance(about, dict):
+            raise InputError(f"What {path} says of itself is damaged: it must be a JSON object.")
         return cls(kinds[0], torch.as_tensor(arrays[kinds[0]]), rows, about)
 
 

@@ -28,7 +28,9 @@ from polymode.training.contract import (
     State,
     check_optimizer,
     check_samplable,
+    in_blocks,
     nothing,
+    num_blocks,
     prior_widths,
     start_in_words,
 )
@@ -93,15 +95,16 @@ class HMC(Method):
     scale: Scale = option(
         "variances",
         'units of each weight, the root of the inverse mass matrix\'s diagonal: `"variances"`, its spread in '
-        'its own chain, found in burn-in; `"prior"`, the prior\'s width s',
+        'its own chain, found in burn-in if that has 134 passes beside the descent; `"prior"`, the prior\'s '
+        "width s",
     )
     step_size: float | None = option(
         None, "where the search for it begins, in units of s; None takes it from the number of observations"
     )
     trajectory: float | None = option(
         None,
-        "length in units of the scale; None means a quarter of the period that a Gaussian of this scale has: "
-        "π/2, and (π/2)√T in units of the prior",
+        "length in units of the scale (of the prior's widths until the spread is known); None means a "
+        "quarter of the period that a Gaussian of this scale has: π/2, and (π/2)√T in units of the prior",
     )
     jitter: float = option(
         0.2, "trajectories vary by this share, so that no direction's period fits into them"
@@ -147,7 +150,7 @@ class HMC(Method):
         rest = epochs - max(1, round(self.burn_in * epochs))
         kept = min(self.num_samples, max(1, rest))
         between = max(1, rest // kept)
-        between -= between % _blocks(between)
+        between -= between % num_blocks(between, BLOCK)
         return epochs - kept * between, kept, between
 
     def kept_samples(self, epochs: int) -> int:
@@ -180,6 +183,7 @@ class HMC(Method):
                 "trajectory": zero + self.trajectory_length("prior"),
                 **{name: zero.clone() for name in ("log_density", "kept_log_density", "energy")},
                 **{name: zero.clone() for name in ("left", "passes", "blocks", *COUNTS)},
+                **{name: zero.clone() for name in ("descent", "rescaled")},
             },
         )
 
@@ -189,7 +193,7 @@ class HMC(Method):
         burn_in, kept, between = self.lengths(epochs)
         descent = 0 if self.start == "prior" else min(self.descent, burn_in // 3)
         burn_in -= descent
-        blocks = _blocks(between)
+        blocks = num_blocks(between, BLOCK)
         likelihood = problem.objective()  # the prior's part of the gradient is known in closed form
 
         def passes(name: str, number: int, size: int, rule: _Rule, **hooks: Any) -> Phase:
@@ -200,12 +204,10 @@ class HMC(Method):
 
         def burning(number: int, enter: Hook = nothing, *, spread: bool = False) -> list[Phase]:
             """A part of the burn-in, of so many passes."""
-            rule = _Rule(longest=max(1, number // LEAST_TRANSITIONS), spread=spread)
-            sizes = [(number // BLOCK, BLOCK), (1, number % BLOCK)]
-            sizes = [(count, size) for count, size in sizes if count and size]
+            rule = _Rule(longest=max(1, burn_in // LEAST_TRANSITIONS), spread=spread)
             return [
                 passes("burn_in", count, size, rule, enter=enter if place == 0 else nothing)
-                for place, (count, size) in enumerate(sizes)
+                for place, (count, size) in enumerate(in_blocks(number, BLOCK))
             ]
 
         def begin_again(state: State) -> None:
@@ -221,10 +223,12 @@ class HMC(Method):
         def rescale(state: State) -> None:
             """Measure weights by their own spread; the step keeps its length, and is sought anew."""
             begin_again(state)
-            step, shorter = state.common["step"], Spread.rescale(state.own["scale"], state.own["spread"])
+            step, everyone = state.common["step"], torch.ones_like(state.common["left"], dtype=torch.bool)
+            shorter = Spread.rescale(state.own["scale"], state.own["spread"], everyone)
             for name, value in DualAveraging.begin(step["log_step"].exp() * shorter).items():
                 step[name].copy_(value)
             state.common["trajectory"].fill_(self.trajectory_length("variances"))
+            state.common["rescaled"].fill_(1.0)
 
         def keep(state: State) -> None:
             """Every so many passes the last state that was accepted is a sample."""
@@ -237,7 +241,15 @@ class HMC(Method):
         posterior = problem.objective(gaussian_prior(stds))
         phases = []
         if descent:
-            phases.append(Phase("descent", descent, posterior, optimizers={"all": Over(self.optimizer)}))
+            phases.append(
+                Phase(
+                    "descent",
+                    descent,
+                    posterior,
+                    optimizers={"all": Over(self.optimizer)},
+                    leave=lambda state: state.common["descent"].fill_(descent),
+                )
+            )
         parts = [round(share * burn_in) for share in PARTS[:2]]
         if self.scale == "prior" or min(parts) < LEAST_TRANSITIONS:  # too few to measure a spread by
             phases += burning(burn_in)
@@ -269,16 +281,12 @@ class HMC(Method):
             "transitions": int(transitions),
             "step_size": step,
             "leapfrog_steps": math.ceil(float(state.common["trajectory"]) / step),
-            "start": start_in_words(problem, self.descent, from_prior=self.start == "prior"),
+            "scale": "variances" if bool(state.common["rescaled"]) else "prior",
+            "start": start_in_words(problem, int(state.common["descent"]), from_prior=self.start == "prior"),
         }
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
         return self, max(2, round(member_epochs / self.num_chains))
-
-
-def _blocks(passes: int) -> int:
-    """Into how many stretches of equal length some passes are divided."""
-    return -(-passes // BLOCK)
 
 
 COUNTS = ("transitions", "accepted", "divergences")  # of a chain, since burn-in; accepted: sum of the rates
@@ -332,7 +340,9 @@ class _Chains:
             self._begin(left == 0)
             step = self.common["step"]["log_step"].exp()
             pace = self._pace(step)
-            stretch = min(num_passes, int(left.min()), BETWEEN_LOOKS if self.rule.spread else num_passes)
+            stretch = min(num_passes, int(left.min()))
+            if self.rule.spread:  # on a clock of its own: nothing depends on who runs beside it
+                stretch = min(stretch, BETWEEN_LOOKS - int(self.common["passes"][0]) % BETWEEN_LOOKS)
             for _ in range(stretch - 1):
                 self.position.addcmul_(pace, self.momentum)  # θ ← θ + ε s p
                 self._look()
@@ -345,7 +355,7 @@ class _Chains:
             ending = left == 0
             # The last kick of a trajectory is half of one.
             self.momentum.addcmul_(self._pace(torch.where(ending, step / 2, step)), self.gradient)
-            if self.rule.spread:
+            if self.rule.spread and int(self.common["passes"][0]) % BETWEEN_LOOKS == 0:
                 self._measure_spread(losses)
             self._decide(ending, losses)
         self.density.write_back()

@@ -37,12 +37,14 @@ from polymode.training.contract import (
     check_optimizer,
     check_samplable,
     check_schedule,
+    in_blocks,
     keep_rule,
     nothing,
+    num_blocks,
     prior_widths,
     start_in_words,
 )
-from polymode.weights.priors import PriorStd, check_prior_std, gaussian_prior
+from polymode.weights.priors import PriorStd, check_prior_std
 
 Scale = Literal["variances", "prior"]
 
@@ -50,7 +52,7 @@ BLOCK = 12  # steps, at most, that nothing can interrupt
 # Shares of the warm-up: go from the optimum to where the posterior is, while v falls; find ε and the spread
 # of every weight; ε and the spread again, in units of it, and L by that; L by correlations.
 PARTS = (0.4, 0.2, 0.2, 0.2)
-LEAST_MEASURED = 20  # steps by which a spread is known well enough to measure by
+LEAST_MEASURED = 100  # steps by which a spread is known well enough to measure by
 LEAST_MEMORY = 100  # steps by which ε is found; afterwards half of a part of the warm-up
 TRACED = (500, 100)  # steps and weights that a correlation time is taken from
 LEAST_DRAWS = 10  # independent ones, that a trace must be worth
@@ -58,22 +60,24 @@ LENGTH_FACTOR = 0.4  # L in units of the way to an independent draw
 # A step whose energy changes by more than this many of the wanted deviations has left its level set.
 DIVERGED = 30.0
 SHORTER = 0.9  # factor on the step size of a chain that has
-MOST_DIVERGENCES = 0.01  # of the steps of a chain that is to be trusted
+# Of a chain that is to be trusted: divergences as a share of its steps, and how much shorter these became.
+MOST_DIVERGENCES, MOST_SHORTENED = 0.01, 0.5
+FAR_OFF = 30.0  # factor between the variance of the energy that was wanted and one that is not it
 COUNTS = ("steps", "divergences", "errors")  # of a chain while it samples; errors: sum of ΔE²/D
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """What happens beside the steps. trace: so many steps from one state that is followed to the next."""
+    """What happens beside the steps."""
 
-    memory: int | None = None  # steps that the step size is found by; None: it is fixed
+    adapt: bool = False  # the step size; else it is fixed
     spread: bool = False  # measure the variance of every weight
-    trace: int | None = None
+    trace: bool = False  # write down where some weights are
 
 
 @dataclass(frozen=True)
 class Microcanonical(Method):
-    """Descend to an optimum, find ε, s and L, then follow u and θ; every so many steps θ is a sample.
+    """Descend to an optimum, find ε, σ and L, then follow u and θ; every so many steps θ is a sample.
 
     A step has two gradients of ℓ(θ) = (Σ_n log p(y_n | x_n, θ) − Σ_j θ_j²/(2 s²))/T over the whole data set
     and no acceptance test: the error that it leaves is told by the variance of the energy. An epoch is a
@@ -100,10 +104,11 @@ class Microcanonical(Method):
         "gradient passes of each chain, descent included, that a comparison gives it at least; "
         "`fit(epochs=...)` and `fit(budget=...)` say it themselves",
     )
-    warm_up: float = option(0.5, "share of the steps in which ε, s and L are found and nothing is kept")
+    warm_up: float = option(0.5, "share of the steps in which ε, σ and L are found and nothing is kept")
     descent: int = option(
         100,
-        "epochs of minibatch descent to the optimum that each chain begins at; at most a third of all passes",
+        "epochs of minibatch descent, of the likelihood alone, to the optimum that each chain begins at; at "
+        "most about a third of all passes",
     )
     optimizer: Optimizer = option(Optimizer("Adam", lr=3e-3), f"of the descent: {OPTIMIZER}")
     schedule: Schedule = option(Constant(), f"of the descent: {SCHEDULE}")
@@ -111,26 +116,28 @@ class Microcanonical(Method):
     energy_variance: float = option(
         0.01,
         "v, variance of the energy's error in a step, for each weight, that ε is found for; 5e-4 for samples "
-        "that are to be judged by",
+        "that others are judged by",
     )
     first_energy_variance: float = option(
         0.5, "v at the beginning of warm-up, from where it falls; at least `energy_variance`"
     )
     scale: Scale = option(
         "variances",
-        'units in which weights move: `"variances"`, the spread of each weight in its own chain, found in '
+        'σ, units in which weights move: `"variances"`, the spread of each weight in its own chain, found in '
         'warm-up; `"prior"`, the prior\'s widths',
     )
     step_size: float | None = option(
-        None, "ε where the search for it begins, in units of the scale; None takes it from the data"
+        None, "ε where the search for it begins, in units of the prior's widths; None takes it from the data"
     )
     length: float | None = option(
-        None, "L, in which the momentum is forgotten, in units of the scale; None finds it in warm-up"
+        None,
+        "L, in which the momentum is forgotten, in units of σ (of the prior's widths until that is known); "
+        "None finds it in warm-up",
     )
     minibatch: bool = option(
         False,
-        "take the gradients of a step from a minibatch instead of all data: three looks a step, and samples "
-        "that are wider than the posterior",
+        "take the gradients of a step from a minibatch instead of all data: three gradients a step, and "
+        "samples of another width than the posterior's",
     )
     temperature: float = option(1.0, "T; below 1 the posterior is sharpened")
 
@@ -148,7 +155,8 @@ class Microcanonical(Method):
         for name in ("step_size", "length"):
             if (value := getattr(self, name)) is not None:
                 require_positive(name, value)
-        require(0 <= self.warm_up < 1, f"warm_up must be at least 0 and below 1, got {self.warm_up!r}.")
+        is_share = isinstance(self.warm_up, int | float) and 0 <= self.warm_up < 1
+        require(is_share, f"warm_up must be at least 0 and below 1, got {self.warm_up!r}.")
         require(
             self.first_energy_variance >= self.energy_variance,
             f"The energy variance falls in warm-up: first_energy_variance={self.first_energy_variance} must "
@@ -194,7 +202,7 @@ class Microcanonical(Method):
         kept = min(self.num_samples, steps - warm_up)
         between = (steps - warm_up) // kept
         if not self.minibatch:
-            between -= between % _blocks(between)
+            between -= between % num_blocks(between, BLOCK)
         # What cannot be divided goes to where it does no harm; a descent that was not asked for is not made.
         return (descent + rest if descent else 0), steps - kept * between, kept, between
 
@@ -209,8 +217,8 @@ class Microcanonical(Method):
         position = as_vectors(weights)
         widths, num_weights = prior_widths(stds, weights), position.shape[1]
         # A step of half the width that one weight would have, were all of the data about it alone.
-        steps = 0.5 * math.sqrt(num_weights / problem.num_observations) / float(widths.max())
-        step = torch.tensor([self.step_size or steps], dtype=torch.float64, device=position.device)
+        narrow = 0.5 * math.sqrt(num_weights / problem.num_observations) / float(widths.max())
+        step = torch.tensor([self.step_size or narrow], dtype=torch.float64, device=position.device)
         zero = torch.zeros_like(step)
         momentum = torch.randn(position.shape, generator=generator, dtype=position.dtype).to(position.device)
         num_traced, num_followed = TRACED
@@ -227,7 +235,8 @@ class Microcanonical(Method):
                 "step": EnergyErrors.begin(step),
                 "length": zero + (self.length or math.sqrt(num_weights)),
                 "variance": zero + self.first_energy_variance,
-                **{name: zero.clone() for name in ("log_density", "traced", "epochs", *COUNTS)},
+                **{name: zero.clone() for name in ("log_density", "planned", "traced", "epochs")},
+                **{name: zero.clone() for name in ("first_step", "descent", *COUNTS)},
             },
         )
 
@@ -241,6 +250,11 @@ class Microcanonical(Method):
                 "train: at least 2 are needed. Use hmc."
             )
         descent, warm_up, kept, between = self.lengths(epochs)
+        parts = [round(share * warm_up) for share in PARTS[:3]]
+        parts.append(warm_up - sum(parts))
+        # A clock of epochs, each of some steps or of the minibatches of the data.
+        falling = max(1, parts[0] if self.minibatch else num_blocks(parts[0], BLOCK))
+        blocks = between if self.minibatch else num_blocks(between, BLOCK)
         likelihood = problem.objective()  # the prior's part of the gradient is known in closed form
 
         def moving(name: str, number: int, size: int, rule: _Rule, **hooks: Any) -> Phase:
@@ -254,19 +268,18 @@ class Microcanonical(Method):
 
         def warming(number: int, rule: _Rule, leave: Hook = nothing) -> list[Phase]:
             """A part of the warm-up, of so many steps (or epochs of minibatches)."""
-            blocks = [(number, 1)] if self.minibatch else [(number // BLOCK, BLOCK), (1, number % BLOCK)]
-            blocks = [(count, size) for count, size in blocks if count and size]
+            lengths = [(number, 1)] if self.minibatch and number else in_blocks(number, BLOCK)
             return [
                 moving(
                     "warm_up",
                     count,
                     size,
                     rule,
-                    enter=_forget if place == 0 else nothing,
+                    enter=partial(self._begin_part, number) if place == 0 else nothing,
                     end_epoch=fall,
-                    leave=leave if place == len(blocks) - 1 else nothing,
+                    leave=leave if place == len(lengths) - 1 else nothing,
                 )
-                for place, (count, size) in enumerate(blocks)
+                for place, (count, size) in enumerate(lengths)
             ]
 
         def fall(state: State) -> None:
@@ -277,6 +290,7 @@ class Microcanonical(Method):
 
         def begin_to_sample(state: State) -> None:
             state.common["variance"].fill_(self.energy_variance)
+            state.common["first_step"].copy_(state.common["step"]["step"])
             for name in ("epochs", *COUNTS):
                 state.common[name].zero_()
 
@@ -284,36 +298,45 @@ class Microcanonical(Method):
             if int(state.common["epochs"].add_(1)[0]) % blocks == 0:
                 state.finished.append(state.members)
 
-        parts = [round(share * warm_up) for share in PARTS[:3]]
-        parts.append(warm_up - sum(parts))
-        in_epoch = (problem.num_minibatches or 1) if self.minibatch else 1
-        falling = max(1, parts[0] if self.minibatch else _blocks(parts[0]))
-        memories = [max(LEAST_MEMORY, parts[part] * in_epoch // 2) for part in (1, 2)]
-        every = max(1, -(-parts[3] * in_epoch // TRACED[0]))
-        blocks = between if self.minibatch else _blocks(between)
         phases = []
         if descent:
-            posterior, optimizers = problem.objective(gaussian_prior(stds)), {"all": Over(self.optimizer)}
-            best = keep_rule(self.keep)
             phases.append(
-                Phase("descent", descent, posterior, optimizers=optimizers, schedule=self.schedule, keep=best)
+                Phase(
+                    "descent",
+                    descent,
+                    likelihood,  # with the prior, the optimum may be a collapsed network, far from the bulk
+                    optimizers={"all": Over(self.optimizer)},
+                    schedule=self.schedule,
+                    keep=keep_rule(self.keep),
+                    leave=lambda state: state.common["descent"].fill_(descent),
+                )
             )
         if not self.minibatch:
             phases.append(Phase("look", 1, likelihood, partial(_look, self, stds), batches="full"))
-        phases += warming(parts[0], _Rule(LEAST_MEMORY))
-        rescale = self._scale_by_spread if parts[1] >= LEAST_MEASURED else nothing
-        phases += warming(parts[1], _Rule(memories[0], spread=True), rescale)
-        phases += warming(parts[2], _Rule(memories[1], spread=True), self._length_by_spread)
-        phases += warming(parts[3], _Rule(trace=every), partial(self._length_by_correlation, every))
+        phases += warming(parts[0], _Rule(adapt=True))
+        phases += warming(parts[1], _Rule(adapt=True, spread=True), self._scale_by_spread)
+        phases += warming(parts[2], _Rule(adapt=True, spread=True), self._length_by_spread)
+        phases += warming(parts[3], _Rule(trace=True), self._length_by_correlation)
         sampling = kept * blocks, between // blocks, _Rule()
         return [*phases, moving("sample", *sampling, enter=begin_to_sample, end_epoch=keep)]
 
     # --- what warm-up finds ---------------------------------------------------------------------
 
+    def _begin_part(self, number: int, state: State) -> None:
+        """Measure from here on; ``planned`` are the steps of each chain in this part of the warm-up."""
+        common = state.common
+        steps = torch.full_like(common["planned"], number)
+        if self.minibatch:  # so many epochs, each of as many steps as those before it
+            steps *= (common["steps"] / common["epochs"].clamp(min=1)).round().clamp(min=1)
+        common["planned"].copy_(steps)
+        common["traced"].zero_()
+        Spread.forget(state.own["spread"])
+
     def _scale_by_spread(self, state: State) -> None:
-        """Make s the spread of each weight in its chain; ε keeps its length, and is sought anew."""
+        """Make σ the spread of each weight in its chain; ε keeps its length, and is sought anew."""
         if self.scale == "variances":
-            shorter = Spread.rescale(state.own["scale"], state.own["spread"])
+            known = state.common["planned"] >= LEAST_MEASURED
+            shorter = Spread.rescale(state.own["scale"], state.own["spread"], known)
             for name, value in EnergyErrors.begin(state.common["step"]["step"] * shorter).items():
                 state.common["step"][name].copy_(value)
 
@@ -324,18 +347,19 @@ class Microcanonical(Method):
             size = torch.linalg.vector_norm(spread.double(), dim=1)
             state.common["length"].copy_(torch.where(size > 0, size, state.common["length"]))
 
-    def _length_by_correlation(self, every: int, state: State) -> None:
+    def _length_by_correlation(self, state: State) -> None:
         """L ← 0.4 of the way from one independent draw to the next, the mean over weights.
 
         A trace that is worth too few draws does not know that way: then L stays the size of the posterior.
         """
         if self.length is not None:
             return
-        for row, count in enumerate(state.common["traced"].div(every, rounding_mode="floor").int().tolist()):
+        every = _between_traced(state)
+        for row, count in enumerate((state.common["traced"] / every).ceil().int().tolist()):
             between = correlation_time(state.own["trace"][row, :count]).mean() if count > 1 else math.inf
             if count >= LEAST_DRAWS * between:
                 step = state.common["step"]["step"][row]
-                state.common["length"][row] = LENGTH_FACTOR * step * every * between
+                state.common["length"][row] = LENGTH_FACTOR * step * every[row] * between
 
     def posterior(self, problem: Problem, state: State) -> Posterior:
         return Particles(problem.network, blocks=state.finished.blocks)
@@ -343,41 +367,64 @@ class Microcanonical(Method):
     def findings(self, problem: Problem, state: State) -> dict[str, Any]:
         """How the chain went: what decides whether it may be trusted."""
         steps, divergences, errors = (float(state.common[name]) for name in COUNTS)
-        if steps and divergences > MOST_DIVERGENCES * steps:
-            warnings.warn(
-                f"{divergences:.0f} of {steps:.0f} steps of a microcanonical chain diverge and were undone: "
-                "its samples are not to be trusted. Lower energy_variance, or give it more passes to find a "
-                "smaller step.",
-                stacklevel=2,
-            )
+        variance = errors / (steps - divergences) if steps > divergences else None
+        if steps >= LEAST_MEASURED and (why := self._why_untrusted(state, variance)):
+            warnings.warn(f"A microcanonical chain is not to be trusted: {why}.", stacklevel=2)
         return {
             "steps": int(steps),
             "divergences": int(divergences),
-            "energy_variance": errors / steps if steps else None,
+            "energy_variance": variance,
             "step_size": float(state.common["step"]["step"]),
+            "first_step_size": float(state.common["first_step"]),
             "length": float(state.common["length"]),
-            "start": start_in_words(problem, self.descent),
+            "start": start_in_words(problem, int(state.common["descent"])),
         }
+
+    def _why_untrusted(self, state: State, variance: float | None) -> str | None:
+        """What is wrong with the samples of a chain, and what to do."""
+        steps, divergences, _ = (float(state.common[name]) for name in COUNTS)
+        first, last = float(state.common["first_step"]), float(state.common["step"]["step"])
+        more = "lower energy_variance, or give it more passes to find a smaller step"
+        if variance is None or divergences > MOST_DIVERGENCES * steps or last < MOST_SHORTENED * first:
+            return (
+                f"{divergences:.0f} of {steps:.0f} steps diverged and were undone, and the step size fell "
+                f"from {first:.3g} to {last:.3g}; {more}"
+            )
+        weights, scale = state.own["spread"]["mean"], state.own["scale"]
+        move = last * scale.double().square().mean().sqrt() / math.sqrt(scale.shape[1])
+        if move < torch.finfo(scale.dtype).eps * weights.double().square().mean().sqrt():
+            return (
+                "its steps are smaller than the rounding of its weights; use precision='double', and bring "
+                "inputs and targets to a scale of about one"
+            )
+        wanted = f"the variance of its energy is {variance:.2g} for each weight, not {self.energy_variance:g}"
+        if variance > FAR_OFF * self.energy_variance:
+            return f"{wanted}; {more}"
+        if variance < self.energy_variance / FAR_OFF**3:
+            return (
+                f"{wanted}: steps are far smaller than they could be; leave step_size to be found, or give "
+                "it a longer warm-up"
+            )
+        return None
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:
         return self, max(self.step_cost + 1, round(member_epochs / self.num_chains))
 
 
-def _blocks(steps: int) -> int:
-    """Into how many stretches of equal length some steps are divided."""
-    return -(-steps // BLOCK)
+def _between_traced(state: State) -> Tensor:
+    """Steps of each chain from one state that is traced to the next, [G]."""
+    return (state.common["planned"] / TRACED[0]).ceil().clamp(min=1)
 
 
-def _forget(state: State) -> None:
-    """Measure spreads and correlations from here on."""
-    Spread.forget(state.own["spread"])
-    state.common["traced"].zero_()
-
-
-def _look(method: Microcanonical, stds: Mapping[str, float], state, batches, objective) -> Tensor:
+def _look(
+    method: Microcanonical,
+    stds: Mapping[str, float],
+    state: State,
+    batches: Sequence[Batch],
+    objective: Objective,
+) -> Tensor:
     """Take the gradient that the first step begins with."""
-    chains = _Chains(method, stds, state, batches, objective, _Rule())
-    return chains.look_here()
+    return _Chains(method, stds, state, batches, objective, _Rule()).look_here()
 
 
 class _Chains:
@@ -392,24 +439,18 @@ class _Chains:
         objective: Objective,
         rule: _Rule,
     ) -> None:
-        self.method, self.state, self.own, self.common, self.rule = (
-            method,
-            state,
-            state.own,
-            state.common,
-            rule,
-        )
-        self.density = LogDensity(stds, state, batches, objective, method.temperature)
+        self.method, self.rule = method, rule
+        self.state, self.own, self.common = state, state.own, state.common
+        whole = not method.minibatch
+        self.density = LogDensity(stds, state, batches, objective, method.temperature, whole=whole)
         self.position, self.momentum = self.density.position, state.own["momentum"]
+        self.num_weights = self.position.shape[1]
         self.losses = torch.full_like(self.common["length"], torch.nan)
         self.active = self.density.active
-        self.errors = None if rule.memory is None else EnergyErrors(self.position.shape[1], rule.memory)
 
     def look_here(self) -> Tensor:
         """ℓ and ∇ℓ where the chains are; returns mean losses, [G]."""
-        log_density, gradient = self._look()
-        self.common["log_density"].copy_(log_density)
-        self.own["gradient"].copy_(gradient)
+        self._arrive(*self._look(), self.active)
         return self.losses
 
     def run(self, num_steps: int) -> Tensor:
@@ -427,9 +468,9 @@ class _Chains:
 
     def _step(self) -> None:
         common, own = self.common, self.own
-        before, direction, noise = self.position.clone(), self.momentum.clone(), self._noise()
-        step = common["step"]["step"]
-        refresh(self.momentum, noise, step, common["length"])
+        step, before, direction = common["step"]["step"], self.position.clone(), self.momentum.clone()
+        refresh(self.momentum, self._noise(), step, common["length"])
+        turned = self.momentum.clone()
         log_density, gradient, change = microcanonical_step(
             self.position,
             self.momentum,
@@ -439,30 +480,33 @@ class _Chains:
             scale=own["scale"],
             look=self._look,
         )
-        num_weights = self.position.shape[1]
-        bound = DIVERGED * (num_weights * common["variance"]).sqrt()
+        bound = DIVERGED * (self.num_weights * common["variance"]).sqrt()
         diverged = self.active & ~(change.abs() <= bound)
         moved = self.active & ~diverged
-        if not bool(
-            moved.all()
-        ):  # chains go on from where they were: in a new direction, or when they see data
-            drawn = noise / torch.linalg.vector_norm(noise, dim=1, keepdim=True).clamp(min=1e-30)
+        if not bool(moved.all()):
+            # A step that fails is undone and turned back, which leaves the law as it is: its way back fails,
+            # too. Chains without data in this minibatch stay as they are.
+            elsewhere = torch.where(diverged[:, None], -turned, direction)
             self.position.copy_(torch.where(moved[:, None], self.position, before))
-            elsewhere = torch.where(diverged[:, None], drawn, direction)
             self.momentum.copy_(torch.where(moved[:, None], self.momentum, elsewhere))
-        own["gradient"].copy_(torch.where(moved[:, None], gradient, own["gradient"]))
-        common["log_density"].copy_(torch.where(moved, log_density, common["log_density"]))
+        self._arrive(log_density, gradient, moved)
         common["steps"] += self.active
         common["divergences"] += diverged
-        common["errors"] += torch.where(moved, change.square() / num_weights, 0.0)
-        if self.errors is not None:
-            self.errors.update(common["step"], change, common["variance"], self.active)
-        else:  # a place that is stiffer than what warm-up has seen: smaller steps from here on
-            step.mul_(torch.where(diverged, SHORTER, 1.0))
+        common["errors"] += torch.where(moved, change.square() / self.num_weights, 0.0)
         if self.rule.spread:
             Spread.update(own["spread"], self.position, torch.where(moved, step, 0.0))
-        if self.rule.trace is not None:
-            self._trace(self.rule.trace)
+        if self.rule.trace:
+            self._trace()
+        if self.rule.adapt:
+            errors = EnergyErrors(self.num_weights, (common["planned"] / 2).clamp(min=LEAST_MEMORY))
+            errors.update(common["step"], change, common["variance"], self.active)
+        else:  # a place that is stiffer than all that warm-up has seen: smaller steps from here on
+            step.mul_(torch.where(diverged, SHORTER, 1.0))
+
+    def _arrive(self, log_density: Tensor, gradient: Tensor, where: Tensor) -> None:
+        own, common = self.own, self.common
+        own["gradient"].copy_(torch.where(where[:, None], gradient, own["gradient"]))
+        common["log_density"].copy_(torch.where(where, log_density, common["log_density"]))
 
     def _noise(self) -> Tensor:
         """Draw z ~ N(0, 1) from the generator of each chain that moves, [G, D]."""
@@ -471,13 +515,14 @@ class _Chains:
             torch.randn(drawn.shape[1], generator=self.state.generators[row], out=drawn[row])
         return drawn.to(self.position.device)
 
-    def _trace(self, every: int) -> None:
+    def _trace(self) -> None:
         """Write down some weights of every so many steps."""
-        trace, traced = self.own["trace"], self.common["traced"]
-        followed = torch.linspace(0, self.position.shape[1] - 1, trace.shape[2], device=self.position.device)
+        trace, traced, every = self.own["trace"], self.common["traced"], _between_traced(self.state)
+        followed = torch.linspace(0, self.num_weights - 1, trace.shape[2], device=self.position.device)
         values = self.position[:, followed.long()]
-        for row, count in enumerate(traced.int().tolist()):
-            place, rest = divmod(count, every)
-            if rest == 0 and place < trace.shape[1] and self.active[row]:
+        due = self.active & (traced % every == 0)
+        for row in due.nonzero().flatten().tolist():
+            place = int(traced[row] / every[row])
+            if place < trace.shape[1]:
                 trace[row, place] = values[row]
         traced += self.active

@@ -11,6 +11,7 @@ from polymode.networks.members import Tensors
 GAMMA, T0, KAPPA = 0.05, 10.0, 0.75
 
 ENORMOUS = 1e50  # a change of energy whose square would leave the numbers
+LARGEST = 1000.0  # ratio of a squared change to what is wanted: one outlier is not to shorten steps for long
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,12 @@ class EnergyErrors:
     Robnik et al. 2024, appendix: that variance grows as ε⁶, so a step whose energy changes by ΔE suggests
     ε⁻⁶ = ΔE²/(v D ε⁶); suggestions far from what is wanted count little, old ones are forgotten. Its state is
     a dictionary of tensors [G], one entry a chain, each with a step size of its own.
-    num_weights: D. memory: steps that are remembered. trust: suggestions off by so many e-folds of ε count
-    e^(−1/2).
+    num_weights: D. memory: steps that are remembered, one number or [G]. trust: suggestions off by so many
+    e-folds of ε count e^(−1/2).
     """
 
     num_weights: int
-    memory: float = 100.0
+    memory: float | Tensor = 100.0
     trust: float = 1.5
 
     @staticmethod
@@ -80,7 +81,7 @@ class EnergyErrors:
         A change that is no finite number, or enormous, stands for a step that was much too long.
         """
         step, finite = state["step"], change.abs() < ENORMOUS
-        ratio = change.square() / (self.num_weights * variance) + 1e-8
+        ratio = (change.square() / (self.num_weights * variance) + 1e-8).clamp(max=LARGEST)
         weight = torch.where(finite, torch.exp(-((ratio.log() / (6 * self.trust)).square()) / 2), 0.0)
         forget = (self.memory - 1) / (self.memory + 1)
         suggested = forget * state["suggested"] + torch.where(finite, weight * ratio / step**6, 0.0)

@@ -2,8 +2,8 @@
 
 Robnik et al., "Microcanonical Hamiltonian Monte Carlo", 2023, and "Fluctuation without dissipation", 2024.
 
-The momentum u is a unit vector. With the scale s of the weights, time passes as dθ = s∘u dt and
-du = (1 − u uᵀ)(s∘∇ log p) dt/(D − 1), which keeps the energy (D − 1) log(speed) − log p; random turns of u
+The momentum u is a unit vector. With the scale σ of the weights, time passes as dθ = σ∘u dt and
+du = (1 − u uᵀ)(σ∘∇ log p) dt/(D − 1), which keeps the energy (D − 1) log(speed) − log p; random turns of u
 make the density of θ that of p. Nothing is accepted or rejected: the change of the energy in a step measures
 its error, whose variance falls with the sixth power of the step.
 """
@@ -32,7 +32,7 @@ def microcanonical_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One step of size ε = ``step`` [G]: turn, move, turn, move, turn. Two gradients.
 
-    gradient, log_density: at the present position. scale: s, [G, D] or [D]. Returns the new log density, its
+    gradient, log_density: at the present position. scale: σ, [G, D] or [D]. Returns the new log density, its
     gradient, and the change of the energy, [G], in double precision.
     """
     pace = step[:, None].to(position.dtype) / 2 * scale  # half of a step
@@ -47,7 +47,7 @@ def microcanonical_step(
 
 
 def turn(momentum: Tensor, force: Tensor, time: Tensor) -> Tensor:
-    """Turn u towards the force g = s∘∇ log p for some time [G], exactly; returns the kinetic change, [G].
+    """Turn u towards the force g = σ∘∇ log p for some time [G], exactly; returns the kinetic change, [G].
 
     With e = g/‖g‖, c = u·e, δ = time ‖g‖/(D − 1) and ζ = exp(−δ):
     u ← normalised[e (1 − ζ)(1 + ζ + c (1 − ζ)) + 2 ζ u], and the kinetic energy changes by
@@ -72,7 +72,7 @@ def refresh(momentum: Tensor, noise: Tensor, time: Tensor, length: Tensor) -> No
     """Turn u at random: u ← normalised[u + ν z], ν = √((exp(2 time/L) − 1)/D); it is forgotten in a time L.
 
     It leaves the uniform law on the sphere as it is. The two half refreshments that meet between two steps
-    are one. noise: z ~ N(0, 1), [G, D]; time, length: [G].
+    are (nearly) one of twice the time. noise: z ~ N(0, 1), [G, D]; time, length: [G].
     """
     # Both terms times exp(−time/L): none grows without bound.
     spread = (-torch.expm1(-2 * time / length) / momentum.shape[1]).sqrt()

@@ -41,13 +41,16 @@ class Spread:
         return (state["squares"] / total[:, None].to(state["squares"].dtype)).clamp(min=0).sqrt()
 
     @staticmethod
-    def rescale(scale: Tensor, state: Tensors) -> Tensor:
+    def rescale(scale: Tensor, state: Tensors, where: Tensor) -> Tensor:
         """Make a scale [G, D] that of the spread, in place; returns the factor on steps in its units, [G].
+
+        where: the chains [G] to do it for.
 
         A weight that has hardly moved yet may be wider than it seems: its scale is at least a tenth of its
         chain's median. A chain that has not moved at all keeps the scale it has.
         """
         std, before = Spread.std(state), torch.linalg.vector_norm(scale.double(), dim=1)
         median = std.median(1, keepdim=True).values
-        scale.copy_(torch.where(median > 0, torch.maximum(std, 0.1 * median), scale))
+        known = (median > 0) & where[:, None]
+        scale.copy_(torch.where(known, torch.maximum(std, 0.1 * median), scale))
         return before / torch.linalg.vector_norm(scale.double(), dim=1)

@@ -46,12 +46,12 @@ from polymode.application.comparison import (
 from polymode.application.comparison.baselines import CLASSIFICATION_BASELINES, REGRESSION_BASELINES
 from polymode.application.comparison.pilot import meaning_of
 from polymode.application.datasets import frames
-from polymode.application.recipes import why_not_unasked
+from polymode.application.recipes import suited, why_not_unasked, with_common
 from polymode.application.report import write_page
 from polymode.data import Task
 from polymode.errors import unknown_name
 from polymode.likelihoods import Likelihood, make_likelihood
-from polymode.methods import COMPARED, COMPARED_WHERE_SMALL
+from polymode.methods import COMPARED, COMPARED_WHERE_SMALL, make_method
 from polymode.options import options_of
 from polymode.storage import entry, read_document
 from polymode.training.contract import Method, describe
@@ -129,18 +129,18 @@ def _unasked(options: CompareOptions, job: Job) -> tuple[dict[str, str], list[st
     """Samplers that join the default methods, at a price of their own, where it can be afforded; in words."""
     found: dict[str, str] = {}
     lines: list[str] = []
-    if options.methods or options.budget is not None or options.equal == "epochs":
+    if options.methods not in ("", "all") or options.budget is not None or options.equal == "epochs":
         return found, lines
     number = len(options.all_seeds(job.task)) * len(job.task.splits)
     for name in COMPARED_WHERE_SMALL:
-        settings = {key: some for key, some in options.set.items() if key in ("all", name)}
-        [method] = make_methods({name: name}, settings, job.task.training).values()
-        why_not = why_not_unasked(method, job.model, job.task.splits[0].train, number)
+        method = with_common(suited(make_method(name), job.task.training), options.set.get("all", {}))
+        method = make_method(method, options.set.get(name))
+        why_not, can_be_named = why_not_unasked(method, job.model, job.task.splits[0].train, number)
         if why_not is None:
             found[name] = name
-            lines.append(f"{name}: runs, too, with {method.least_budget:,.0f} member-epochs of its own")
         else:
-            lines.append(f"{name}: left out, {why_not}; --methods {name} adds it")
+            advice = f"; --methods {name} adds it" if can_be_named else ""
+            lines.append(f"{name}: left out, {why_not}{advice}")
     return found, lines
 
 

@@ -27,7 +27,7 @@ from polymode.errors import unknown_name
 from polymode.imports import is_import
 from polymode.judging.reference import Reference
 from polymode.likelihoods import LIKELIHOODS, Likelihood, make_likelihood
-from polymode.methods import METHODS, make_method
+from polymode.methods import COMPARED_WHERE_SMALL, METHODS, make_method
 from polymode.models import MODELS, make_model
 from polymode.networks.members import BACKENDS
 from polymode.networks.surgery import Model
@@ -283,8 +283,12 @@ def wanted_methods(text: str, default: Sequence[str]) -> dict[str, str]:
 
 
 def _is_comparable(name: str) -> bool:
-    """Whether a method competes: samplers to judge by, and those that begin at others' networks, do not."""
-    return not METHODS[name].reference and not make_method(name).needs_initial
+    """Whether a method competes at any size.
+
+    Samplers to judge by, those that begin at others' networks and those for small networks do not.
+    """
+    unfit = METHODS[name].reference or make_method(name).needs_initial
+    return not unfit and name not in COMPARED_WHERE_SMALL
 
 
 def how_to_run(options: JobOptions) -> ComputingSettings:

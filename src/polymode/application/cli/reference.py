@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from polymode.application.cli.compare import CompareOptions
@@ -37,8 +38,9 @@ are rejected too often or diverge are not called a reference. With --show FILE: 
 The same command goes on where it was cut."""
 
 
-SAMPLERS = ("hmc", "microcanonical")
-# What a sampler needs to be judged by: its error in a step, and enough samples of each chain.
+TITLES = {"hmc": "Hamiltonian Monte Carlo", "microcanonical": "Microcanonical Langevin dynamics"}
+SAMPLERS = tuple(TITLES)
+# What a sampler needs for others to be judged by it: a small error in a step, and enough samples a chain.
 CAREFUL = {"microcanonical": {"energy_variance": 5e-4, "num_samples": 100, "num_chains": 4}}
 
 
@@ -185,7 +187,8 @@ def _report(
     speed = mixing.effective / max(record["training_seconds"], 1e-9)
     rows = [
         ("samples", f"{posterior.num_members:,}", f"{mixing.num_chains} chains × {mixing.num_samples}"),
-        ("gradient passes", f"{record['member_epochs']:,.0f}", "of all chains, burn-in included"),
+        ("gradient passes", f"{record['member_epochs']:,.0f}", "of all chains, warm-up included"),
+        ("begun at", record["findings"][0]["start"], ""),
         *_how_it_went(judged, record["findings"]),
         (
             "R-hat",
@@ -199,9 +202,6 @@ def _report(
     console().print(_table(TITLES[options.method], rows))
 
 
-TITLES = {"hmc": "Hamiltonian Monte Carlo", "microcanonical": "Microcanonical Langevin dynamics"}
-
-
 def _how_it_went(judged: ReferenceCheck, chains: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     """What a sampler has to say about its chains."""
     if judged.acceptance is None:
@@ -211,14 +211,13 @@ def _how_it_went(judged: ReferenceCheck, chains: list[dict[str, Any]]) -> list[t
             ("energy variance", f"{judged.energy_variance:.2g}", "for each weight, of the worst chain"),
             ("divergences", f"{judged.divergences:.1%}", "of all steps, which were undone"),
         ]
-    first = chains[0]
+    leaps, sizes = ([chain[key] for chain in chains] for key in ("leapfrog_steps", "step_size"))
     return [
-        ("begun at", first["start"], ""),
         ("transitions", f"{sum(c['transitions'] for c in chains):,}", "trajectories after burn-in"),
         (
             "leapfrog steps",
-            f"{first['leapfrog_steps']:,}",
-            f"of {first['step_size']:.3g} of a weight's scale each",
+            f"{min(leaps):,} to {max(leaps):,}",
+            f"of {min(sizes):.3g} to {max(sizes):.3g} of a weight's scale each",
         ),
         ("acceptance", f"{judged.acceptance:.1%}", "of the chain that accepts least"),
         ("divergences", f"{judged.divergences:.1%}", "of all trajectories"),
@@ -257,10 +256,12 @@ def _sampler(about: Mapping[str, Any]) -> str:
 
 
 def _table(title: str, rows: list[tuple[str, str, str]]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=escape(title), title_justify="left", show_header=False, box=SIMPLE_HEAD, pad_edge=False
+    )
     table.add_column("what", no_wrap=True)
     table.add_column("value", justify="left")
     table.add_column("meaning")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))  # text of a file is text
     return table

@@ -144,6 +144,10 @@ def compare(
     claim(folder, options or {})
     results = []
     for label, (sized, epochs) in sizes.items():
+        others = budget * (1 if equal == "budget" else sized.total_chains)
+        if sized.least_budget > others:
+            least = f"{sized.least_budget:,.0f} member-epochs, the least that it is of use with"
+            reporter.say(f"{label}: it takes {least}, not {others:g} as others would")
         posteriors = fit_replicates(
             sized,
             model,
@@ -162,9 +166,8 @@ def compare(
         judged = judge_all(posteriors, known, folder / label, task.ood, judging, reporter, label)
         result = _result(label, sized, epochs, posteriors, judged, folder / label, judging.num_draws)
         spent = result.price["member_epochs"]
-        if equal == "budget" and spent > 1.1 * budget:
-            why = ", below which it is of no use" if sized.least_budget > budget else ""
-            reporter.say(f"{label}: it spent {spent:g} member-epochs{why}; the budget is {budget:g}")
+        if equal == "budget" and spent > 1.1 * max(budget, sized.least_budget):
+            reporter.say(f"{label}: it spent {spent:g} member-epochs, the budget is {budget:g}")
         results.append(result)
     for name in baselines:
         reason = left_out(name, min(r.data.train.num_examples for r in replicates))

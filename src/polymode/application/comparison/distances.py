@@ -46,8 +46,8 @@ def alike_texts(comparison: Comparison) -> list[str]:
         closest = min(found, key=lambda label: found[label])
         alike = [name for name, value in found.items() if value - found[closest] < floor[key]]
         if len(alike) == len(found):
-            lines.append(f"by its {column.title} to this reference no method can be told from another")
+            lines.append(f"by {column.title} to this reference, no method can be told from another")
         elif len(alike) > 1:
             others = ", ".join(name for name in alike if name != closest)
-            lines.append(f"by its {column.title} to this reference {closest} cannot be told from {others}")
+            lines.append(f"by {column.title} to this reference, {closest} cannot be told from {others}")
     return lines

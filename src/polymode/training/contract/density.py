@@ -18,8 +18,9 @@ from polymode.training.contract.state import State
 class LogDensity:
     """ℓ(θ) = (Σ_n log p(y_n | x_n, θ) − Σ_j θ_j²/(2 s_j²))/T of all chains, θ as vectors [G, D].
 
-    ``position`` is θ, to be moved in place; ``write_back`` gives it to the members. From a minibatch, the sum
-    over observations is N times their mean. stds: the width s of each weight's prior, by name.
+    ``position`` is θ, to be moved in place; ``write_back`` gives it to the members. stds: the width s of each
+    weight's prior, by name. whole: whether the batches are all data; of a minibatch, the sum over
+    observations is N times their mean.
     """
 
     def __init__(
@@ -29,6 +30,8 @@ class LogDensity:
         batches: Sequence[Batch],
         objective: Objective,
         temperature: float = 1.0,
+        *,
+        whole: bool = True,
     ) -> None:
         self.batches, self.objective, self.temperature = batches, objective, temperature
         self.stds = stds
@@ -40,7 +43,7 @@ class LogDensity:
         moving = state.members.stacked | ({} if self.copied else self.views)
         self.moving = replace(state, members=replace(state.members, stacked=moving))
         self.counts = objective.observations(batches, state)
-        self.num_observations = objective.num_observations.to(self.counts)
+        self.num_observations = self.counts.sum(0) if whole else objective.num_observations.to(self.counts)
         self.widths = prior_widths(stds, weights)
         # ∇ℓ = −(θ/s² + N ∇L)/T
         self._of_prior = (-1 / (self.widths.square() * temperature)).to(self.position.dtype)
@@ -78,12 +81,12 @@ def prior_widths(stds: Mapping[str, float], weights: Mapping[str, Tensor]) -> Te
 
 
 def start_in_words(problem: Problem, descent: int, *, from_prior: bool = False) -> str:
-    """Where the chains of a sampler began, for its label."""
+    """Where the chains of a sampler began, for its label. descent: epochs of it."""
     if problem.initial:
-        return "networks that were given"
+        return "networks that were given" + (f", after {descent} epochs of descent" if descent else "")
     if from_prior:
         return "draws from the prior"
-    return "optima of a descent" if descent else "the network's initialisation"
+    return f"optima of a descent of {descent} epochs" if descent else "the network's initialisation"
 
 
 def check_samplable(problem: Problem, method: str) -> None:

@@ -64,6 +64,20 @@ def divide_epochs(epochs: int, num_phases: int, phase_epochs: int | None) -> tup
     return first, each
 
 
+def num_blocks(number: int, most: int) -> int:
+    """Into how many stretches of equal length, each of at most so many, a number is divided."""
+    return -(-number // most)
+
+
+def in_blocks(number: int, most: int) -> list[tuple[int, int]]:
+    """How often which length: stretches of ``most``, and what is left.
+
+    >>> in_blocks(60, 25)
+    [(2, 25), (1, 10)]
+    """
+    return [(count, size) for count, size in ((number // most, most), (1, number % most)) if count and size]
+
+
 def equal_parts(epochs: int, number: int) -> list[int]:
     """Epochs of each of some parts of one training; those that are left over go to the first ones.
 

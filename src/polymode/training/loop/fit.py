@@ -85,7 +85,7 @@ def fit(
         it began with; the caller's own number is restored. precision: "bfloat16" runs the forward pass in
         mixed precision where the device has it; "double" runs everything in 64 bits, whatever the model and
         the data come in. processes: divide the chains among so many processes; a chain's result is the same
-        wherever it runs, up to rounding (but chains of hmc share a step size with those of their process).
+        wherever it runs, up to rounding.
 
     What is kept (``Keeping``): run_dir: folder for the manifest, the event log, checkpoints and the finished
         posterior; with ``resume=True`` an interrupted run goes on, to the same bits on the same machine with

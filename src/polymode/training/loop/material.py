@@ -245,7 +245,7 @@ def _check_phases(request: Request, problem: Problem, phases: Sequence[Phase]) -
     whole = next((phase for phase in phases if phase.batches == "full"), None)
     if whole is not None:
         where = f"phase {whole.name!r} of {request.method.name}"
-        check_whole_fits(request.sources, problem.example, request.device, where)
+        check_whole_fits(request.sources, len(request.chains), problem.example, request.device, where)
     for before, phase in zip([None, *phases], phases, strict=False):
         for name in phase.carry:
             if before is None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from polymode.data import ArrayData, Data
+from polymode.data import Data
 from polymode.errors import InputError
 from polymode.trees import Tree, leaves
 
@@ -15,7 +15,8 @@ MEMORY_INFO = Path("/proc/meminfo")
 def free_bytes(device: torch.device) -> int | None:
     """Bytes that can be had on a device; None where nobody tells."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     try:
         lines = MEMORY_INFO.read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -23,18 +24,21 @@ def free_bytes(device: torch.device) -> int | None:
         return None
 
 
-def check_whole_fits(sources: Sequence[Data], example: Tree, device: torch.device, where: str) -> None:
+def check_whole_fits(
+    sources: Sequence[Data], num_chains: int, example: Tree, device: torch.device, where: str
+) -> None:
     """Raise an ``InputError`` where data sets that a step needs as a whole cannot be held at once.
 
-    example: inputs [1, ...]. Data in memory are gathered once more for the network.
+    example: inputs [1, ...]. Data in memory are gathered once more for the network: once for all chains on
+    one data set, for every chain where there are several.
     """
     each = sum(leaf.numel() * leaf.element_size() for leaf in leaves(example))
-    distinct = {id(source): source.num_examples for source in sources}
-    needed, free = each * sum(distinct.values()), free_bytes(device)
+    several = len({id(source) for source in sources}) > 1
+    number = num_chains * sum(s.num_examples for s in sources) if several else sources[0].num_examples
+    needed, free = each * number, free_bytes(device)
     if free is not None and needed > free:
-        kind = "examples" if all(isinstance(s, ArrayData) for s in sources) else "examples of a loader"
         raise InputError(
-            f"Each step of {where} needs all {sum(distinct.values()):,} {kind} at once, {needed / 2**30:.1f} "
-            f"GB of inputs, and {free / 2**30:.1f} GB are free: take fewer examples, or a method that sees "
-            "minibatches (microcanonical does with minibatch=True)."
+            f"Each step of {where} needs all {number:,} examples at once, {needed / 2**30:.1f} GB of inputs, "
+            f"and {free / 2**30:.1f} GB are free: take fewer examples (or data sets one at a time), or a "
+            "method that sees minibatches (microcanonical does with minibatch=True)."
         )

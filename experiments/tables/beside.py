@@ -26,7 +26,7 @@ def main() -> None:
     ours, theirs = pandas.read_csv(given.ours), pandas.read_csv(given.theirs)
     ours = ours[ours["method"] == given.method].set_index("table")
     theirs = theirs.set_index("table")
-    both = ours.join(theirs, rsuffix="_peer", how="inner")
+    both = ours.merge(theirs, left_index=True, right_index=True, suffixes=("", "_peer"))
     both["difference"] = both["nll"] - both["nll_peer"]
     shown = ["task", "nll", "nll_peer", "difference", "coverage90", "coverage90_peer", "seconds"]
     print(both[[*shown, "cpu_seconds"]].round(3).to_string())

@@ -1,5 +1,7 @@
 """References: files, checks before any training, distances to them, and verdicts about chains."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,10 @@ import polymode as pm
 from polymode.application.comparison import noise_floor_text
 from polymode.errors import InputError
 from polymode.judging.contents import predictive_samples
-from polymode.judging.diagnostics import check_reference, mixing, noise_floor
+from polymode.judging.diagnostics import MOST_ENERGY_VARIANCE, check_reference, mixing, noise_floor
 from polymode.judging.reference import Reference, row_hashes
 from polymode.likelihoods import Bernoulli, Categorical, FixedGaussian
-from polymode.methods import HMC, Anchored
+from polymode.methods import HMC, Anchored, Microcanonical
 
 
 def classes(n=40):
@@ -102,8 +104,10 @@ def test_a_foreign_reference_in_another_order_is_noticed_by_its_accuracy():
     ("values", "message"),
     [
         (torch.ones(4, 3), "sum to 1 in each row"),
-        (torch.full((4, 3), torch.nan), "a matrix of finite numbers"),
-        (torch.ones(4) / 3, "a matrix of finite numbers"),
+        (torch.full((4, 3), torch.nan), "finite numbers only"),
+        (torch.ones(4) / 3, r"a matrix of real numbers, got \[4\]"),
+        (torch.ones(4, 1, dtype=torch.long), "a matrix of real numbers, got .* of torch.int64"),
+        (torch.ones(0, 3), r"a matrix of real numbers, got \[0, 3\]"),
     ],
 )
 def test_bad_values(values, message):
@@ -203,6 +207,49 @@ def test_chains_that_have_mixed_are_told_from_those_that_have_not():
     words = " ".join(check_reference(diverging, data).reasons)
     assert "accepts 0% of its proposals" in words
     assert "100.0% of the trajectories diverge" in words
+
+
+def of_linear(method, data, epochs):
+    return pm.fit(
+        method,
+        lambda: torch.nn.Linear(3, 1),
+        data,
+        likelihood=FixedGaussian(std=0.5),
+        epochs=epochs,
+        progress=False,
+        backend="vmap",
+    )
+
+
+def test_microcanonical_chains_are_judged_by_the_errors_of_their_steps():
+    data = numbers(12)
+    good = of_linear(Microcanonical(4, 0.7, num_samples=60, descent=10, energy_variance=5e-4), data, 2000)
+    judged = check_reference(good, data)
+    assert judged.is_fit, judged.reasons
+    assert judged.acceptance is None
+    largest = max(chain["energy_variance"] for chain in good.record["findings"])
+    assert judged.energy_variance == largest <= MOST_ENERGY_VARIANCE
+    assert judged.divergences == 0
+    assert judged.config()["is_fit"] is True
+
+    rough = of_linear(Microcanonical(4, 0.7, num_samples=60, descent=10, energy_variance=0.3), data, 1000)
+    judged = check_reference(rough, data)
+    [reason] = judged.reasons
+    assert f"has the variance {judged.energy_variance:.2g} for each weight" in reason
+    assert f"{MOST_ENERGY_VARIANCE:g} is allowed: lower energy_variance" in reason
+
+    # One chain of four is enough to spoil a sample, by its errors or by what it could not follow.
+    for change, expected in (
+        ({"energy_variance": 2 * MOST_ENERGY_VARIANCE}, "the energy's error in a step of a chain"),
+        ({"energy_variance": float("nan")}, "the energy's error in a step of a chain"),
+        ({"divergences": good.record["findings"][0]["steps"] // 20}, "1.2% of the steps diverge"),
+        ({"energy_variance": None}, "the energy's error in a step of a chain"),  # no step was taken
+    ):
+        first, *others = good.record["findings"]
+        record = {**good.record, "findings": [first | change, *others]}
+        [reason] = check_reference(replace(good, record=record), data).reasons
+        assert reason.startswith(expected)
+        assert "lower energy_variance" in reason
 
 
 def test_chains_that_are_stuck_at_different_values_do_not_pass():
@@ -305,8 +352,11 @@ def test_the_noise_floor_is_kept_and_told(tmp_path):
     )
     old = Reference("probabilities", right(data))
     assert noise_floor_text(old) == "the reference's own noise floor is not known"
-    with pytest.raises(InputError, match="holds a number for each distance, got"):
+    with pytest.raises(InputError, match="says of its noise_floor is damaged"):
         Reference("probabilities", right(data), about={"noise_floor": ["a"]})
+    for wrong in ("a", float("nan"), -0.1):
+        with pytest.raises(InputError, match="holds a number for each distance, got"):
+            Reference("probabilities", right(data), about={"noise_floor": {"total_variation": wrong}})
 
 
 def test_r_hat_needs_chains_and_a_reference_needs_hmc():

@@ -13,6 +13,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 import polymode as pm
 from polymode import metrics
 from polymode.errors import InputError
+from polymode.metrics.curves import histogram
 from polymode.metrics.diversity import disagreement_matrix
 from polymode.metrics.ranks import ranks_of, rounding_of
 
@@ -317,3 +318,30 @@ def test_logits_are_refused():
         metrics.nll(torch.randn(5, 3) * 4, torch.zeros(5, dtype=torch.int64))
     with pytest.raises(InputError, match="labels"):
         metrics.nll(torch.full((5, 2), 0.5), torch.zeros(4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("infinite", [math.inf, -math.inf, math.nan])
+def test_histograms_count_what_is_a_number(infinite):
+    values = torch.tensor([0.0, 0.5, 1.0, 2.0])
+    known = histogram([values], 2.0)
+    assert known["end"] == 2.0
+    assert sum(known["ordinary"]) == 4
+    assert (known["ordinary"][0], known["ordinary"][5], known["ordinary"][-1]) == (1, 1, 1)
+    mixed = torch.cat([values, torch.tensor([infinite])])
+    # Where the end is given, what is no number is left out; where it is none, the largest number is the end.
+    assert histogram([mixed], 2.0) == known
+    assert histogram([mixed], math.inf) == histogram([mixed], math.nan) == known
+
+
+def test_histograms_of_two_kinds_of_points_end_at_the_largest_number_of_both():
+    ordinary, foreign = torch.tensor([1.0, math.inf]), torch.tensor([4.0, 2.0])
+    found = histogram([ordinary, foreign], math.inf)
+    assert found["end"] == 4.0
+    assert (sum(found["ordinary"]), sum(found["foreign"])) == (1, 2)
+
+
+@pytest.mark.parametrize("values", [torch.tensor([math.inf, math.inf]), torch.tensor([])])
+def test_histograms_without_any_number_are_empty(values):
+    found = histogram([values], math.inf)
+    assert found["end"] == 0.0
+    assert found["ordinary"] == [0.0] * 20

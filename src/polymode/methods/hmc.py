@@ -184,6 +184,7 @@ class HMC(Method):
                 **{name: zero.clone() for name in ("log_density", "kept_log_density", "energy")},
                 **{name: zero.clone() for name in ("left", "passes", "blocks", *COUNTS)},
                 **{name: zero.clone() for name in ("descent", "rescaled")},
+                "given": zero + bool(problem.initial),
             },
         )
 
@@ -282,7 +283,9 @@ class HMC(Method):
             "step_size": step,
             "leapfrog_steps": math.ceil(float(state.common["trajectory"]) / step),
             "scale": "variances" if bool(state.common["rescaled"]) else "prior",
-            "start": start_in_words(problem, int(state.common["descent"]), from_prior=self.start == "prior"),
+            "start": start_in_words(
+                bool(state.common["given"]), int(state.common["descent"]), from_prior=self.start == "prior"
+            ),
         }
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:

@@ -237,6 +237,7 @@ class Microcanonical(Method):
                 "variance": zero + self.first_energy_variance,
                 **{name: zero.clone() for name in ("log_density", "planned", "traced", "epochs")},
                 **{name: zero.clone() for name in ("first_step", "descent", *COUNTS)},
+                "given": zero + bool(problem.initial),
             },
         )
 
@@ -377,7 +378,7 @@ class Microcanonical(Method):
             "step_size": float(state.common["step"]["step"]),
             "first_step_size": float(state.common["first_step"]),
             "length": float(state.common["length"]),
-            "start": start_in_words(problem, int(state.common["descent"])),
+            "start": start_in_words(bool(state.common["given"]), int(state.common["descent"])),
         }
 
     def _why_untrusted(self, state: State, variance: float | None) -> str | None:

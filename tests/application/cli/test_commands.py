@@ -33,7 +33,7 @@ ALONE = [*ALL_ROWS, "--baselines", "none"]  # of comparisons that are about the 
 GAP = ["--data", "gap_regression", "--set", "model.hidden=[4]", "--likelihood", "fixed_gaussian"]
 
 
-WIDE = ["--set", "hmc.prior_std=1.0", "--set", "hmc.num_samples=40", "--passes", 1500, "--run", "hmc"]
+WIDE = ["--set", "hmc.prior_std=1.0", "--set", "hmc.num_samples=40", "--passes", 2500, "--run", "hmc"]
 JUDGED = [*MOONS, *ALONE, "--budget", 20, "--seeds", 2]
 JUDGED += ["--methods", "single,hmc", "--set", "all.prior_std=1.0", "--set", "hmc.num_samples=20"]
 
@@ -165,7 +165,57 @@ def test_a_sample_that_has_not_mixed_is_no_reference_unless_forced(tmp_path):
     assert "W2 ↓" in compared.stdout
 
 
+def test_a_reference_is_made_of_microcanonical_chains(tmp_path):
+    """At an energy variance that is fit to judge by; short chains are told from good ones."""
+    short = ["--method", "microcanonical", "--passes", 120, "--run", "mc"]
+    short += ["--set", "microcanonical.num_samples=5"]
+    refused = polymode("reference", *GAP, *short, cwd=tmp_path, code=1, expected_warnings=True)
+    assert "This sample is no reference" in refused.stderr
+    assert "Microcanonical Langevin dynamics" in refused.stdout
+    for row in ("energy variance", "of all chains after warm-up", "of all steps, which were undone"):
+        assert row in refused.stdout
+    assert "acceptance" not in refused.stdout
+    forced = polymode("reference", *GAP, *short, "--force", cwd=tmp_path, expected_warnings=True)
+    assert "mc/reference.npz" in forced.stdout
+    assert "read back" in forced.stderr  # nothing is sampled again
+    about = Reference.load(tmp_path / "mc/reference.npz").about
+    assert (about["method"]["name"], about["method"]["energy_variance"]) == ("microcanonical", 5e-4)
+    assert (about["num_samples"], about["member_epochs"]) == (20, 480)
+    shown = " ".join(polymode("reference", "--show", "mc/reference.npz", cwd=tmp_path).stdout.split())
+    assert "sampler microcanonical, begun at optima of a descent of 39 epochs" in shown
+    assert "NO: " in shown
+
+
+def test_a_reference_shows_its_sampler_and_its_start(sampled):
+    folder, made = sampled
+    assert "begun at" in made.stdout
+    shown = " ".join(polymode("reference", "--show", "r.npz", cwd=folder).stdout.split())
+    assert "sampler hmc, begun at optima of a descent of 100 epochs" in shown
+
+
+def test_references_need_samples_of_several_chains_whatever_the_sampler(tmp_path):
+    for options in (["--passes", 9], ["--set", "microcanonical.num_chains=1"]):
+        refused = polymode("reference", "--method", "microcanonical", *GAP, *options, cwd=tmp_path, code=2)
+        assert "raise microcanonical.num_chains, microcanonical.num_samples or --passes" in the_line(refused)
+    seeds = polymode("reference", "--method", "microcanonical", "--seeds", 2, cwd=tmp_path, code=2)
+    assert "--set microcanonical.num_chains=4" in the_line(seeds)
+
+
 # --- compare -----------------------------------------------------------------------------------------
+
+
+def test_a_method_that_is_of_no_use_at_the_budget_says_what_it_takes(tmp_path):
+    result = polymode(
+        *("compare", *MOONS, *ALONE, "--seeds", 1, "--budget", 4, "--methods", "single,microcanonical"),
+        *("--set", "microcanonical.passes=200", "--set", "microcanonical.num_chains=2", "--json"),
+        cwd=tmp_path,
+    )
+    single, sampler = json.loads(result.stdout)["rows"]
+    assert (single["member_epochs"], sampler["member_epochs"]) == (4, 400)
+    said = (
+        "microcanonical: it takes 400 member-epochs, the least that it is of use with, not 4 as others would"
+    )
+    assert said in result.stderr
 
 
 # What is measured may be another backend in the run that is repeated.
@@ -268,7 +318,7 @@ def test_the_manifest_of_a_run_is_a_config_of_train(compared):
 
 
 def test_compare_all_runs_every_method_that_competes(tmp_path):
-    from polymode.methods import METHODS
+    from polymode.methods import COMPARED_WHERE_SMALL, METHODS
 
     result = polymode(
         *("compare", *MOONS, "--methods", "all", "--budget", 10, "--seeds", 1, "--json", *ALONE),
@@ -276,7 +326,8 @@ def test_compare_all_runs_every_method_that_competes(tmp_path):
         cwd=tmp_path,
     )
     found = [row["method"] for row in json.loads(result.stdout)["rows"]]
-    assert found == [name for name, method in METHODS.items() if not method.reference and name != "tunnel"]
+    others = ("tunnel", *COMPARED_WHERE_SMALL)  # it begins at given networks; they have a budget of their own
+    assert found == [name for name, method in METHODS.items() if not method.reference and name not in others]
     for line in result.stderr.splitlines():
         assert isinstance(json.loads(line), dict)
 

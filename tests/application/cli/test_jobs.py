@@ -7,11 +7,13 @@ import torch
 from command_line import polymode, the_line
 
 import polymode as pm
-from polymode.application.cli.jobs import make_methods, run_folder, wanted_methods
+from polymode.application.cli.compare import CompareOptions, _unasked
+from polymode.application.cli.jobs import load_job, make_methods, run_folder, wanted_methods
 from polymode.application.cli.methods import as_typed
 from polymode.application.cli.options import parse
 from polymode.application.cli.train import TrainOptions
 from polymode.application.comparison import judge
+from polymode.application.recipes import why_not_unasked
 from polymode.errors import InputError, UnknownName
 from polymode.methods import COMPARED, METHODS, make_method
 from polymode.options import options_of
@@ -184,3 +186,78 @@ def test_a_best_epoch_that_is_suggested_can_be_declined():
     assert (named["single"].keep.criterion, named["single"].keep.patience) == ("error", 0.25)
     with pytest.raises(UnknownName, match=r"Unknown type of single.keep 'lst'"):
         make_methods(wanted, {"single": {"keep": "lst"}}, suggested)
+
+
+# --- samplers that join a comparison unasked -------------------------------------------------------
+
+TINY = {"data": {"num_train": 60}, "model": {"hidden": [4]}}
+
+
+def unasked(**options):
+    """What joins a comparison of two moons, and what is said about it."""
+    options = CompareOptions(**{"data": "two_moons", "set": TINY} | options)
+    return _unasked(options, load_job(options))
+
+
+def test_a_sampler_joins_a_comparison_that_can_afford_it():
+    assert unasked()[0] == unasked(methods="all")[0] == {"microcanonical": "microcanonical"}
+    for settings in (
+        {"all": {"num_members": 2}},
+        {"all": {"prior_std": 1.0}},
+        {"single": {"prior_std": 1.0}},
+    ):
+        assert unasked(set=TINY | settings)[0] == {"microcanonical": "microcanonical"}
+
+
+@pytest.mark.parametrize("options", [{"budget": 100.0}, {"methods": "single"}, {"equal": "epochs"}], ids=str)
+def test_a_sampler_that_is_not_wanted_at_its_own_price_is_not_mentioned(options):
+    assert unasked(**options) == ({}, [])
+
+
+def test_a_sampler_that_takes_long_is_left_out_with_the_reason(monkeypatch):
+    """Three seeds of 60 rows, 8 chains and 4,000 passes of 16 weights without biases: 3e8 multiplications."""
+    monkeypatch.setattr("polymode.application.recipes.AFFORDABLE", 1e9)
+    assert unasked()[0] == {"microcanonical": "microcanonical"}
+    for options in ({"seeds": 30}, {"set": TINY | {"microcanonical": {"passes": 40_000}}}):
+        found, [line] = unasked(**options)
+        assert found == {}
+        assert line.startswith("microcanonical: left out, ")
+        assert "its thousands of passes would take" in line
+        assert line.endswith("; --methods microcanonical adds it")
+
+
+def reason(model, data, num_runs=1, **options):
+    return why_not_unasked(pm.methods.Microcanonical(**options), model, data, num_runs)
+
+
+def test_reasons_against_a_sampler():
+    data = pm.ArrayData(torch.zeros(50, 6), torch.zeros(50, dtype=torch.long))
+    linear = lambda: torch.nn.Linear(6, 2)  # noqa: E731
+    assert reason(linear, data) == (None, True)
+    for layer in (torch.nn.BatchNorm1d(2), torch.nn.Dropout(0.5)):
+        why, can_be_named = reason(torch.nn.Sequential(linear(), layer), data)
+        assert "the network has BatchNorm, or is random itself" in why
+        assert not can_be_named
+    images = pm.ArrayData(
+        torch.zeros(4, 1, 6, 6), torch.zeros(4, dtype=torch.long), augment=[pm.data.RandomFlip()]
+    )
+    loader = pm.LoaderData(
+        torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data.inputs, data.targets), 5)
+    )
+    for source in (images, loader):
+        why, can_be_named = reason(torch.nn.Sequential(torch.nn.Flatten(), linear()), source)
+        assert "not all in memory, or are augmented" in why
+        assert not can_be_named
+
+
+def test_what_a_sampler_would_take_is_counted_in_multiplications(monkeypatch):
+    """Three times those of a pass, for every row, pass, chain and run: 3 · 12 · 50 · 4 · 100 = 720,000."""
+    data = pm.ArrayData(torch.zeros(50, 6), torch.zeros(50, dtype=torch.long))
+    model = torch.nn.Linear(6, 2)
+    chains = {"num_chains": 4, "passes": 100}
+    monkeypatch.setattr("polymode.application.recipes.AFFORDABLE", 720_000)
+    assert reason(model, data, **chains)[0] is None
+    why, can_be_named = reason(model, data, num_runs=3, **chains)
+    assert "would take 3.0 times what is begun unasked" in why
+    assert can_be_named
+    assert "more than ten times" in reason(model, data, num_runs=30, **chains)[0]

@@ -80,9 +80,9 @@ def prior_widths(stds: Mapping[str, float], weights: Mapping[str, Tensor]) -> Te
     return torch.tensor(list(stds.values()), dtype=torch.float64).repeat_interleave(sizes).to(device)
 
 
-def start_in_words(problem: Problem, descent: int, *, from_prior: bool = False) -> str:
-    """Where the chains of a sampler began, for its label. descent: epochs of it."""
-    if problem.initial:
+def start_in_words(given: bool, descent: int, *, from_prior: bool = False) -> str:
+    """Where a chain of a sampler began, for its label. given: at a network of another posterior."""
+    if given:
         return "networks that were given" + (f", after {descent} epochs of descent" if descent else "")
     if from_prior:
         return "draws from the prior"

@@ -16,6 +16,7 @@ from polymode.networks.surgery import (
     build,
     floating_type,
     match_precision,
+    prepare,
     random_layers,
 )
 from polymode.training.contract import Method
@@ -47,7 +48,7 @@ def why_not_unasked(method: Method, model: Model, data: Data, num_runs: int) -> 
 
     No reason where it does. data: to train on; num_runs: splits times seeds.
     """
-    module = model if isinstance(model, nn.Module) else build(model, 0)
+    module = prepare(model if isinstance(model, nn.Module) else build(model, 0))
     if batch_norms(module) or random_layers(module):
         return "as the network has BatchNorm, or is random itself", False
     if not isinstance(data, ArrayData) or data.augment:

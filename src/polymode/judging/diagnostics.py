@@ -4,6 +4,7 @@ Weights have symmetries (hidden units can change places), so that chains may sit
 never meet; their predictions must agree.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -191,8 +192,9 @@ def check_reference(posterior: Posterior, data: Data) -> ReferenceCheck:
     else:
         what, moves = "steps", sum(chain["steps"] for chain in chains)
         advice = "lower energy_variance"
-        energy_variance = max(chain["energy_variance"] for chain in chains)
-        if not energy_variance <= MOST_ENERGY_VARIANCE:
+        found_variances = [chain["energy_variance"] for chain in chains]
+        energy_variance = max(math.inf if v is None or math.isnan(v) else v for v in found_variances)
+        if energy_variance > MOST_ENERGY_VARIANCE:
             reasons.append(
                 f"the energy's error in a step of a chain has the variance {energy_variance:.2g} for each "
                 f"weight, {MOST_ENERGY_VARIANCE:g} is allowed: {advice} or give it a longer warm-up"

@@ -5,7 +5,7 @@ Sommer et al., "Microcanonical Langevin Ensembles: Advancing the Sampling of Bay
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -369,7 +369,7 @@ class Microcanonical(Method):
         """How the chain went: what decides whether it may be trusted."""
         steps, divergences, errors = (float(state.common[name]) for name in COUNTS)
         variance = errors / (steps - divergences) if steps > divergences else None
-        if steps >= LEAST_MEASURED and (why := self._why_untrusted(state, variance)):
+        if steps >= LEAST_MEASURED and (why := self._why_untrusted(problem.trainable, state, variance)):
             warnings.warn(f"A microcanonical chain is not to be trusted: {why}.", stacklevel=2)
         return {
             "steps": int(steps),
@@ -381,8 +381,8 @@ class Microcanonical(Method):
             "start": start_in_words(bool(state.common["given"]), int(state.common["descent"])),
         }
 
-    def _why_untrusted(self, state: State, variance: float | None) -> str | None:
-        """What is wrong with the samples of a chain, and what to do."""
+    def _why_untrusted(self, names: Iterable[str], state: State, variance: float | None) -> str | None:
+        """What is wrong with the samples of a chain, and what to do. names: of the weights it moves."""
         steps, divergences, _ = (float(state.common[name]) for name in COUNTS)
         first, last = float(state.common["first_step"]), float(state.common["step"]["step"])
         more = "lower energy_variance, or give it more passes to find a smaller step"
@@ -391,7 +391,7 @@ class Microcanonical(Method):
                 f"{divergences:.0f} of {steps:.0f} steps diverged and were undone, and the step size fell "
                 f"from {first:.3g} to {last:.3g}; {more}"
             )
-        weights, scale = state.own["spread"]["mean"], state.own["scale"]
+        scale, weights = state.own["scale"], as_vectors({name: state.members.stacked[name] for name in names})
         move = last * scale.double().square().mean().sqrt() / math.sqrt(scale.shape[1])
         if move < torch.finfo(scale.dtype).eps * weights.double().square().mean().sqrt():
             return (

@@ -20,6 +20,7 @@ from polymode.networks.surgery import (
     random_layers,
 )
 from polymode.training.contract import Method
+from polymode.training.loop.initialiser import probe
 from polymode.trees import map_tree
 
 # How long a member may go without a better validation score, as a share of its epochs.
@@ -49,11 +50,11 @@ def why_not_unasked(method: Method, model: Model, data: Data, num_runs: int) -> 
     No reason where it does. data: to train on; num_runs: splits times seeds.
     """
     module = prepare(model if isinstance(model, nn.Module) else build(model, 0))
-    if batch_norms(module) or random_layers(module):
-        return "as the network has BatchNorm, or is random itself", False
     if not isinstance(data, ArrayData) or data.augment:
         return "as the data are not all in memory, or are augmented", False
     inputs = map_tree(lambda t: t[:1], match_precision(floating_type(module), data.inputs))
+    if batch_norms(module) or random_layers(module) or probe(module, inputs).uses_global_random:
+        return "as the network has BatchNorm, or is random itself", False
     of_pass = 3 * multiplications(module, inputs) * data.num_examples  # forwards, and twice that back
     needed = of_pass * method.least_budget * num_runs
     if needed > AFFORDABLE:

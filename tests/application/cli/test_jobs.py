@@ -261,3 +261,15 @@ def test_what_a_sampler_would_take_is_counted_in_multiplications(monkeypatch):
     assert "would take 3.0 times what is begun unasked" in why
     assert can_be_named
     assert "more than ten times" in reason(model, data, num_runs=30, **chains)[0]
+
+
+class WithFunctionalDropout(torch.nn.Linear):
+    def forward(self, inputs):
+        return torch.nn.functional.dropout(super().forward(inputs), 0.2, self.training)
+
+
+def test_a_network_that_draws_by_itself_is_seen_before_a_comparison():
+    data = pm.ArrayData(torch.zeros(50, 6), torch.zeros(50, dtype=torch.long))
+    why, can_be_named = reason(lambda: WithFunctionalDropout(6, 2), data)
+    assert "is random itself" in why
+    assert not can_be_named

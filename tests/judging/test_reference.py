@@ -394,3 +394,19 @@ def test_weights_that_change_places_do_not_count_against_chains():
     assert found[0].worst_rhat == pytest.approx(found[1].worst_rhat, rel=1e-3)
     moved = (exchanged[f"{hidden}.bias"][first] - exchanged[f"{hidden}.bias"][second]).abs().max()
     assert moved > 0.1  # while the weights themselves are far apart
+
+
+@pytest.mark.parametrize(
+    "about",
+    [{"verdict": None}, {"verdict": []}, {"chains": {}}, {"method": "hmc"}, {"effective_samples": "9"}],
+)
+def test_what_a_stranger_says_of_a_reference_is_checked(about):
+    with pytest.raises(InputError, match=f"says of its {next(iter(about))} is damaged"):
+        Reference("probabilities", torch.tensor([[0.5, 0.5]]), about=about)
+
+
+def test_a_floor_that_is_not_known_and_whole_numbers_will_do():
+    known = Reference(
+        "probabilities", torch.tensor([[0.5, 0.5]]), about={"noise_floor": None, "effective_samples": 9}
+    )
+    assert known.noise_floor is None

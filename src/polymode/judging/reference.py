@@ -21,8 +21,14 @@ from polymode.likelihoods import Likelihood
 from polymode.storage import write_bytes
 from polymode.trees import leaves
 
-# What is read of where a reference comes from, and its types.
-ABOUT = {"noise_floor": dict, "verdict": dict, "method": dict, "chains": list, "effective_samples": float}
+# What is read of where a reference comes from, where it is told, and its types.
+ABOUT = {
+    "noise_floor": dict | None,
+    "verdict": dict,
+    "method": dict,
+    "chains": list,
+    "effective_samples": int | float,
+}
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Reference:
                 f"A reference names each of its {self.num_points} points once, got {list(self.rows.shape)}."
             )
         for name, wanted in ABOUT.items():
-            if not isinstance(found := self.about.get(name, wanted()), wanted | None):
+            if name in self.about and not isinstance(found := self.about[name], wanted):
                 raise InputError(f"What a reference says of its {name} is damaged: {found!r:.100}.")
         floor = self.noise_floor or {}
         if not all(isinstance(v, int | float) and math.isfinite(v) and v >= 0 for v in floor.values()):

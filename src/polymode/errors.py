@@ -61,6 +61,14 @@ class CannotVectorise(PolymodeError):
         )
 
 
+class CannotCompile(PolymodeError):
+    """A computation that cannot be compiled here, or not rightly."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"The computation cannot be compiled: {reason}")
+
+
 class CheckpointError(PolymodeError):
     """A saved run or posterior that is damaged, foreign or belongs to another network."""
 

@@ -1,11 +1,13 @@
 """Recordings give what the function gives, or are not made."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 import polymode as pm
 from polymode.networks.recording import record
-from polymode.training.contract import objective as objective_module
+from polymode.training.contract import recordings as recordings_module
 from tolerances import PASS, assert_equal_up_to_rounding
 
 
@@ -23,7 +25,7 @@ def test_a_recording_replays_gradients_at_other_values():
     recording = record(evaluate, first)
     assert recording is not None
     for arguments in (first, second):
-        replay = recording(arguments)
+        replay = recording.bind(*arguments)
         for _ in range(2):  # with the values that the tensors have by then
             losses, gradients = replay()
             expected, expected_gradients = evaluate(*arguments)
@@ -79,15 +81,15 @@ def test_hmc_replays_and_ends_with_the_same_weights(monkeypatch):
         recording = record(function, arguments)
         assert recording is not None
 
-        def bind(arguments):
-            replay = recording(arguments)
-            return lambda: replays.append(0) or replay()
+        def program(*tensors):
+            replays.append(0)
+            return recording.program(*tensors)
 
-        return bind
+        return replace(recording, program=program)
 
-    monkeypatch.setattr(objective_module, "record", counting)
+    monkeypatch.setattr(recordings_module, "record", counting)
     [recorded] = fitted().draw()
     assert len(replays) >= 60
-    monkeypatch.setattr(objective_module, "record", lambda function, arguments: None)
+    monkeypatch.setattr(recordings_module, "record", lambda function, arguments: None)
     [direct] = fitted().draw()
     assert_equal_up_to_rounding(recorded.stacked, direct.stacked)

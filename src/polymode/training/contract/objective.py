@@ -13,13 +13,14 @@ from torch import Tensor
 from polymode.data import Examples
 from polymode.errors import NonFiniteLoss
 from polymode.networks.members import Backend, Members, Tensors, call_module, map_members
-from polymode.networks.recording import Recording, record
+from polymode.networks.recording import Recording, form_of
 from polymode.networks.surgery import seed_buffers
 from polymode.posteriors.network import Network
 from polymode.seeds import global_seed
 from polymode.training.contract.batch import Batch, Piece
 from polymode.training.contract.execution import Execution
-from polymode.trees import Tree, leaves, map_tree
+from polymode.training.contract.recordings import Recordings
+from polymode.trees import Tree, map_tree
 from polymode.weights.priors import Penalty
 
 if TYPE_CHECKING:
@@ -84,9 +85,10 @@ class Objective:
     noise: tuple[str, ...] = ()
     drawn: Callable[[Members], Tree] | None = None
     # What was recorded of it and of others of the same problem.
-    recordings: dict[Any, Recording | None] = field(default_factory=dict, compare=False, repr=False)
+    recordings: Recordings = field(default_factory=Recordings, compare=False, repr=False)
     _seeds: tuple[str, ...] = field(init=False)
-    _bound: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    # Replays of recordings with the tensors that they are about, as long as these are the same.
+    _bound: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_seeds", (*self.noise, *seed_buffers(self.network.module)))
@@ -110,7 +112,8 @@ class Objective:
         member: only the member-th of each chain; None means all of them. check: raise where a loss is not
         finite.
         """
-        evaluate = self._together if self.execution.backend == "vmap" else self._one_by_one
+        ways = {"loop": self._one_by_one, "vmap": self._together, "compiled": self._compiled}
+        evaluate = ways[self.execution.backend]
         losses, stacked, shared = None, {}, {}
         for part in self._parts(state, batch, member):
             found, gradients = evaluate(part)
@@ -133,7 +136,7 @@ class Objective:
 
         training: as in a step, so that running statistics move; otherwise as in prediction, and nothing does.
         """
-        objective, backend = self, self.execution.backend
+        objective, backend = self, self.execution.mapping
         if training:
             self.network.train()
         else:  # prediction has no mixed precision, and neither has what is to be compared with it
@@ -165,8 +168,9 @@ class Objective:
                 seeds.copy_(next_noise(seeds))
                 for name in self._seeds:
                     part.stacked[name].copy_(seeds)
-            # vmap is spared tensors that nobody reads.
-            own = self.own_of(part, map_tree(lambda t, rows=rows: t[rows], state.own)) if reads_own else {}
+            own = {}  # vmap is spared tensors that nobody reads
+            if reads_own:
+                own = state.own if complete else map_tree(lambda t, rows=rows: t[rows], state.own)
             divisors = self.num_observations[piece.groups]
             if state.penalty_factors is not None:
                 divisors = divisors / state.penalty_factors[piece.groups].to(divisors.device)
@@ -180,19 +184,19 @@ class Objective:
 
     def _mapped(self, part: _Part, members: Members, backend: Backend) -> Tensor:
         """The loss of every member of a part, [M]."""
-        examples = part.piece.examples
+        examples, own = part.piece.examples, self.own_of(members, part.own)
         if part.piece.has_groups:
             return map_members(
                 lambda weights, own, of_group: self.loss(weights, own, *of_group),
                 members,
-                part.own,
+                own,
                 (examples, part.divisors),
                 backend=backend,
             )
         return map_members(
             lambda weights, own, divisor: self.loss(weights, own, examples, divisor),
             members,
-            part.own,
+            own,
             part.divisors,
             backend=backend,
         )
@@ -217,12 +221,12 @@ class Objective:
     def _one_by_one(self, part: _Part) -> tuple[Tensor, Gradients]:
         """Members one after another: each graph is freed before the next one is built."""
         members, result, losses = part.members, Gradients({}, {}), []
-        alone = members.num_members == 1
+        of_all, alone = self.own_of(members, part.own), members.num_members == 1
         for index in range(members.num_members):
             group = index // members.group_size
             weights = members.member(index)
             leaves = {n: t.detach().requires_grad_() for n, t in weights.items() if n in self.trainable}
-            own = map_tree(lambda t, index=index: t[index], part.own)
+            own = map_tree(lambda t, index=index: t[index], of_all)
             examples = part.piece.examples
             if part.piece.has_groups:
                 examples = map_tree(lambda t, group=group: t[group], examples)
@@ -285,28 +289,65 @@ class Objective:
         bound = self._bound.get("latest")
         if bound is not None and bound[0] is members and bound[1] is piece:
             state.gradient_examples[piece.groups] += piece.num_passes * members.group_size
-            return bound[2]()
-        whole = not others and len(batch.groups) == members.num_groups and not members.shared
-        if self.execution.backend != "vmap" or not whole or self._seeds or self.penalty is not None:
+            return bound[2]()[:2]
+        whole = not others and len(batch.groups) == members.num_groups
+        if self.execution.backend == "loop" or not whole or self._seeds or self.penalty is not None:
             losses, gradients = self.losses_and_gradients(state, batch, check=False)
             return losses, gradients.stacked
         [part] = self._parts(state, batch, None)
-
-        def evaluate(stacked: Tensors, own: Tree, examples: Examples) -> tuple[Tensor, Tensors]:
-            now, seen = replace(members, stacked=stacked), replace(piece, examples=examples)
-            losses, gradients = self._together(replace(part, piece=seen, members=now, own=own))
-            return losses, gradients.stacked
-
-        arguments = (members.stacked, part.own, piece.examples)
-        form = ((t.shape, t.stride(), t.dtype, t.device) for t in leaves(arguments))
-        key = (self.realise, self.trainable, piece.has_groups, *form)
-        if key not in self.recordings:
-            self.recordings[key] = record(evaluate, arguments)
-        recording = self.recordings[key]
-        replay = partial(evaluate, *arguments) if recording is None else recording(arguments)
+        evaluate, arguments = self._evaluation(part)
+        recording = self._recording(part, evaluate, arguments)
+        replay = partial(evaluate, *arguments) if recording is None else recording.bind(*arguments)
         self._bound["latest"] = (members, piece, replay)
         state.gradient_examples[piece.groups] += part.num_examples
-        return replay()
+        return replay()[:2]
+
+    # --- recordings -----------------------------------------------------------------------------
+
+    def _compiled(self, part: _Part) -> tuple[Tensor, Gradients]:
+        """All members in one compiled graph; under vmap, where there is none."""
+        changing = (part.own, part.divisors, part.piece.examples)
+        place = (str(part.rows), part.piece.has_groups, *form_of(changing))
+        members, replay = self._bound.get(place, (None, None))
+        if members is not part.members:
+            evaluate, arguments = self._evaluation(part)
+            recording = self._recording(part, evaluate, arguments)
+            replay = None if recording is None else recording.bind(*arguments[:2])
+            self._bound[place] = (part.members, replay)
+        if replay is None:
+            return self._together(part)
+        losses, stacked, shared = replay(*changing)
+        # What a CUDA graph gives lies where its next replay will write: losses are kept for longer.
+        return losses.clone() if losses.is_cuda else losses, Gradients(stacked, shared)
+
+    def _evaluation(self, part: _Part) -> tuple[Callable[..., Any], tuple[Tree, ...]]:
+        """Losses and gradients as a function of all tensors they depend on, and these."""
+
+        def evaluate(
+            stacked: Tensors, shared: Tensors, own: Tree, divisors: Tensor, examples: Examples
+        ) -> tuple[Tensor, Tensors, Tensors]:
+            members = replace(part.members, stacked=stacked, shared=shared)
+            piece = replace(part.piece, examples=examples)
+            now = replace(part, piece=piece, members=members, own=own, divisors=divisors)
+            losses, gradients = self._together(now)
+            return losses, gradients.stacked, gradients.shared
+
+        members = part.members
+        return evaluate, (members.stacked, members.shared, part.own, part.divisors, part.piece.examples)
+
+    def _recording(
+        self, part: _Part, evaluate: Callable[..., Any], arguments: tuple[Tree, ...]
+    ) -> Recording | None:
+        """What was recorded of the same computation for tensors of the same forms; compiled, if that is wanted."""
+        done = (self.penalty, self.realise, self.drawn)
+        form = (part.members.num_groups, part.piece.has_groups, *form_of(arguments))
+        return self.recordings.of(
+            evaluate,
+            arguments,
+            (*map(id, done), self.trainable, *form),
+            kept=done,
+            compiling=self.execution.backend == "compiled",
+        )
 
 
 def _gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from polymode.errors import InputError
 from polymode.networks.members import Members, Tensors
-from polymode.networks.recording import Recording
 from polymode.posteriors.network import Network
 from polymode.training.contract.execution import Execution
 from polymode.training.contract.objective import Objective
+from polymode.training.contract.recordings import Recordings
 from polymode.trees import Tree
 from polymode.weights.priors import Penalty, PriorStd, gaussian_prior, prior_stds
 
@@ -46,7 +46,7 @@ class Problem:
     replayable: bool = True  # whether examples can be told by their places in the data set
     num_minibatches: int | None = None  # of an epoch over the smallest data set, where it is known
     example: Tree = None
-    recordings: dict[Any, Recording | None] = field(default_factory=dict, compare=False, repr=False)
+    recordings: Recordings = field(default_factory=Recordings, compare=False, repr=False)
 
     @property
     def rates(self) -> Mapping[str, float]:

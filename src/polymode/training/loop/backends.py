@@ -1,4 +1,4 @@
-"""How a run computes: ``vmap`` or ``loop``, one thread or several; measured once at its start, then kept."""
+"""How a run computes: its backend, one thread or several; measured once at its start, then kept."""
 
 import math
 import threading
@@ -16,9 +16,10 @@ from polymode.networks.members import BACKENDS, Backend, Members, forward_member
 from polymode.posteriors import Posterior
 from polymode.posteriors.network import Network
 from polymode.seeds import free_in_children
-from polymode.training.contract.execution import Execution
+from polymode.training.contract.execution import Execution, TrainingBackend
 from polymode.training.contract.phase import Phase, build_optimizers
 from polymode.training.loop.arithmetic import available_threads, with_threads
+from polymode.training.loop.compilation import Note
 from polymode.training.loop.material import Material
 from polymode.training.loop.settings import AnyBackend, Computing
 from polymode.trees import map_tree
@@ -33,6 +34,8 @@ WORTH_THREADS = 1.15
 
 REPEATS, REPEAT_SECONDS = 5, 0.2  # of a step that is timed, at most
 TRIAL_DRAWS, TRIAL_EXAMPLES = 8, 32  # to compare backends for prediction with
+
+Way = tuple[TrainingBackend, int]  # with so many threads
 
 # One thread measures at a time: others would disturb it, and Python's filters of warnings are global.
 _measuring = free_in_children(threading.Lock())
@@ -50,6 +53,7 @@ def choose_execution(material: Material, computing: Computing) -> tuple[Executio
         few, many = _fastest(seconds, counts[0]), _fastest(seconds, counts[-1])
         backend, number = many if seconds[many] * WORTH_THREADS <= seconds[few] < math.inf else few
         with with_threads(number):
+            backend = _or_compiled(material, computing.backend, backend, seconds, number)
             prediction = _for_prediction(material, backend, computing.backend)
     told = {
         f"{name}, {count} threads" if count > 1 else name: float(f"{value:.3g}")
@@ -62,7 +66,7 @@ def choose_execution(material: Material, computing: Computing) -> tuple[Executio
     return chosen, told
 
 
-def _fastest(seconds: Mapping[tuple[Backend, int], float], threads: int) -> tuple[Backend, int]:
+def _fastest(seconds: Mapping[Way, float], threads: int) -> Way:
     """The fastest way with so many threads; the first where none could be timed."""
     return min((way for way in seconds if way[1] == threads), key=lambda way: seconds[way])
 
@@ -75,14 +79,14 @@ def _counts(execution: Execution, threads: int | None) -> list[int]:
     return sorted({1, available}) if execution.device.type == "cpu" else [available]
 
 
-def _seconds(
-    material: Material, wanted: AnyBackend, counts: Sequence[int]
-) -> dict[tuple[Backend, int], float]:
-    """Time of a step with every backend that may be taken and every number of threads."""
+def _seconds(material: Material, wanted: AnyBackend, counts: Sequence[int]) -> dict[Way, float]:
+    """Time of a step under vmap or in a loop, as it may be taken, with every number of threads."""
     network, execution = material.problem.network, material.problem.execution
     num_members = material.state.members.num_members
-    if wanted != "auto" or num_members == 1 or network.draws_globally:
-        only: Backend = "loop" if wanted == "auto" else wanted
+    if wanted == "compiled":
+        counts = counts[:1]  # a graph is compiled for a number of threads
+    if wanted in BACKENDS or num_members == 1 or network.draws_globally:
+        only: Backend = "vmap" if wanted == "vmap" else "loop"
         # A cold first step is no part of the training's time, even where there is nothing to choose.
         return _step_seconds(material, only, counts, repeats=REPEATS if len(counts) > 1 else 0)
     seconds = _step_seconds(material, "loop", counts)
@@ -97,9 +101,49 @@ def _seconds(
     return seconds
 
 
+def _or_compiled(
+    material: Material, wanted: AnyBackend, best: TrainingBackend, seconds: dict[Way, float], threads: int
+) -> TrainingBackend:
+    """The best backend so far, or a compiled graph where that is wanted or pays; its time joins the others."""
+    problem, recordings = material.problem, material.problem.recordings
+    if wanted in BACKENDS or problem.network.draws_globally:
+        return best
+    note, step = Note.of(material, threads), seconds[best, threads]
+    if wanted == "auto" and not (
+        step / material.state.members.num_members < WORTH_VECTORISING
+        and note.is_worth_it(_seconds_of_training(material, step), _num_graphs(material))
+    ):
+        return best
+    began = time.perf_counter()
+    try:
+        seconds |= _step_seconds(material, "compiled", [threads])
+    except CannotVectorise as error:
+        recordings.failure = error.reason
+        if wanted == "compiled":
+            warnings.warn(f"Nothing is compiled, because vmap cannot run this module: {error.reason}", stacklevel=5)
+    if recordings.failure is not None:
+        seconds.pop(("compiled", threads), None)
+        return best
+    taken = seconds["compiled", threads]
+    note.write(time.perf_counter() - began, taken / step)
+    return "compiled" if wanted == "compiled" or taken < step else best
+
+
+def _seconds_of_training(material: Material, step: float) -> float:
+    """What a run takes whose steps take so long; those of later phases by what they cost."""
+    first, *_ = phases = material.phases(material.problem.execution)
+    of_cost = step * material.batches.steps_per_epoch(material.batches.cohorts[0], first.batches) / first.cost
+    return of_cost * sum(phase.epochs * phase.cost for phase in phases)
+
+
+def _num_graphs(material: Material) -> int:
+    """Kinds of batches in an epoch of the first phase: each has a graph of its own."""
+    return material.batches.num_kinds(material.phases(material.problem.execution)[0].batches)
+
+
 def _step_seconds(
-    material: Material, backend: Backend, counts: Sequence[int], repeats: int = REPEATS
-) -> dict[tuple[Backend, int], float]:
+    material: Material, backend: TrainingBackend, counts: Sequence[int], repeats: int = REPEATS
+) -> dict[Way, float]:
     """Time of one step, on a copy of the state; infinite without repeats or when it diverges.
 
     The numbers of threads take turns, so that what a neighbour does falls on all of them. Of the fewest the
@@ -145,7 +189,7 @@ def _quiet_step(phase: Phase, state, batches, execution: Execution) -> bool:
     return True
 
 
-def _for_prediction(material: Material, chosen: Backend, wanted: AnyBackend) -> Backend:
+def _for_prediction(material: Material, chosen: TrainingBackend, wanted: AnyBackend) -> Backend:
     """The same as in training, unless evaluation mode takes a path that cannot be vectorised.
 
     Draws or members that share weights are another matter than the one network that was trained: vmap runs

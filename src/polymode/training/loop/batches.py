@@ -109,6 +109,11 @@ class Batches:
             return 1
         return -(-self.num_minibatches(self.groups[cohort.start].num_examples) // batches)
 
+    def num_kinds(self, batches: int | Literal["full"]) -> int:
+        """How many pieces of an epoch differ in who sees them or in how many examples they have."""
+        slots = (slot for round_ in self._plan(batches) for minibatch in round_ for slot in minibatch)
+        return len({(str(s.groups), s.places.stop - s.places.start) for s in slots})
+
     def epoch(self, epoch: int, batches: int | Literal["full"], first_step: int = 0) -> Iterator[list[Batch]]:
         """Yield the rounds of one epoch, from ``first_step`` on.
 

@@ -1,0 +1,1 @@
+"""Jobs, environments and contenders of ``benchmarks/peers.py``."""

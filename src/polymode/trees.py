@@ -14,16 +14,19 @@ def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply ``function`` to each tensor of ``tree``, beside the same place of the others; None stays None."""
     if isinstance(tree, Tensor):
         return function(tree, *others)
+    if tree is None:
+        return None
+    if isinstance(tree, (tuple, list)):  # noqa: UP038  # a tuple of types is looked up several times faster
+        if others:
+            parts = [map_tree(function, *parts) for parts in zip(tree, *others, strict=True)]
+        else:
+            parts = [map_tree(function, part) for part in tree]
+        make: Any = getattr(tree, "_make", type(tree))  # a named tuple is made of its parts one by one
+        return make(parts)
     if isinstance(tree, dict):
         return {
             key: map_tree(function, value, *(other[key] for other in others)) for key, value in tree.items()
         }
-    if isinstance(tree, tuple | list):
-        parts = [map_tree(function, *parts) for parts in zip(tree, *others, strict=True)]
-        make: Any = getattr(tree, "_make", type(tree))  # a named tuple is made of its parts one by one
-        return make(parts)
-    if tree is None:
-        return None
     raise InputError(
         f"Expected a tensor or a tuple, list or dictionary of tensors, got {type(tree).__name__}."
     )

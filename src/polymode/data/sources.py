@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 from polymode.data.augmentation import Augmentation, augmented, check_images
 from polymode.errors import InputError
 from polymode.seeds import derive_seed, global_seed
-from polymode.trees import Tree, leaves, length, map_tree
+from polymode.trees import Tree, filled, leaves, length, map_tree
 
 
 class Examples(NamedTuple):
@@ -179,14 +179,12 @@ class ArrayData(Data):
         smallest = min(tensor.element_size() for tensor in leaves(examples))
         whole = max(1, ALIGNMENT // smallest)
         for some in self._in_chunks(indices):
-            filled = [torch.cat([index, index.new_zeros(-len(index) % whole)]) for index in some]
-            rows = torch.cat(filled).to(self.targets.device)
-            gathered = map_tree(lambda t, rows=rows: t.index_select(0, rows), examples)
-            start = 0
-            for index, with_filling in zip(some, filled, strict=True):
-                here = slice(start, start + len(index))
-                start += len(with_filling)
-                yield map_tree(lambda t, here=here: t[here], gathered)
+            fillings = [index.new_zeros(-len(index) % whole) for index in some]
+            alternating = [part for pair in zip(some, fillings, strict=True) for part in pair]
+            rows, sizes = torch.cat(alternating).to(self.targets.device), list(map(len, alternating))
+            columns = [t.index_select(0, rows).split(sizes)[::2] for t in leaves(examples)]
+            for batch in zip(*columns, strict=True):
+                yield filled(examples, batch)
 
     def _in_chunks(self, indices: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         """Batches of small examples are gathered several at a time: one call serves them all."""

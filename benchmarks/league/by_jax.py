@@ -42,6 +42,7 @@ def _descent(
     optimizer: Any,
     num_members: int = 1,
     finish: Callable | None = None,
+    unrolled: bool = False,
 ) -> Timed:
     import jax
     import jax.numpy as jnp
@@ -60,7 +61,7 @@ def _descent(
         updates, memory = optimizer.update(gradients, memory, parameters)
         return optax.apply_updates(parameters, updates), memory, key, count + 1
 
-    return training(sizes, scan, begin, step, num_members, finish)
+    return training(sizes, scan, begin, step, num_members, finish, unrolled)
 
 
 def _squares(outputs: Any, targets: Any) -> Any:
@@ -76,15 +77,16 @@ def ensemble(sizes: Sizes, scan: bool) -> Timed:
 
 
 def cnn_ensemble(sizes: Sizes, scan: bool) -> Timed:
+    """In steps members are unrolled: under ``vmap`` convolutions become grouped ones, several times slower."""
     import optax
 
     def loss(parameters, x, y, key):
-        return optax.softmax_cross_entropy_with_integer_labels(cnn(parameters, x), y).mean()
+        return optax.softmax_cross_entropy_with_integer_labels(cnn(parameters, x, scan), y).mean()
 
     x, y = images(sizes.rows)
     arrays = np.ascontiguousarray(x.transpose(0, 2, 3, 1)), y
     optimizer = optax.sgd(CNN_RATE, momentum=CNN_MOMENTUM)
-    return _descent(sizes, scan, arrays, initial_cnn, loss, optimizer, sizes.members)
+    return _descent(sizes, scan, arrays, initial_cnn, loss, optimizer, sizes.members, unrolled=not scan)
 
 
 def batch_ensemble(sizes: Sizes, scan: bool) -> Timed:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -55,16 +56,27 @@ def initial_cnn(key: Any) -> Parameters:
     return parameters
 
 
-def cnn(parameters: Parameters, images: Any) -> Any:
-    """Images have their channels last, which XLA prefers on a CPU."""
+def cnn(parameters: Parameters, images: Any, as_products: bool) -> Any:
+    """Images have their channels last, which XLA prefers on a CPU, and are pooled in pairs of pixels.
+
+    as_products: convolutions as products with the nine shifted images, because XLA's own run dozens of times
+        slower inside a compiled loop.
+    """
     import jax
+    import jax.numpy as jnp
     from jax import lax
 
     for layer in range(len(CHANNELS) - 1):
-        weight, order = parameters[f"{layer}.weight"], ("NHWC", "HWIO", "NHWC")
-        images = lax.conv_general_dilated(images, weight, (1, 1), "SAME", dimension_numbers=order)
+        weight, (number, height, width, _) = parameters[f"{layer}.weight"], images.shape
+        if as_products:
+            padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+            shifts = [padded[:, i : i + height, j : j + width] for i in range(3) for j in range(3)]
+            images = jnp.concatenate(shifts, -1) @ weight.reshape(-1, weight.shape[-1])
+        else:
+            order = ("NHWC", "HWIO", "NHWC")
+            images = lax.conv_general_dilated(images, weight, (1, 1), "SAME", dimension_numbers=order)
         images = images + parameters[f"{layer}.bias"]
-        images = lax.reduce_window(images, -float("inf"), lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        images = images.reshape(number, height // 2, 2, width // 2, 2, -1).max((2, 4))
         if layer < len(CHANNELS) - 2:
             images = jax.nn.relu(images)
     return images.reshape(len(images), -1) @ parameters["last.weight"] + parameters["last.bias"]
@@ -89,18 +101,26 @@ def training(
     step: Callable[[State, Any], State],
     num_members: int = 1,
     finish: Callable[[Callable[[State], State], State], Any] | None = None,
+    unrolled: bool = False,
 ) -> Timed:
     """Epochs of ``step(state, rows)`` from ``begin(key)``, which are those of one member.
 
     scan: an epoch is one compiled call that shuffles on the device, for every member its own way; otherwise a
         step is, and NumPy shuffles.
     finish: takes over for the second half of the epochs, with a function that runs one and the state.
+    unrolled: members stand one after another in the compiled step, not under ``vmap``.
     """
     import jax
+    import jax.numpy as jnp
 
     num_steps, rest = divmod(sizes.rows, sizes.batch_size)
     assert rest == 0, "Batches of another shape would be compiled apart."
-    together = jax.vmap(step)
+
+    def one_by_one(state, rows):
+        members = [jax.tree.map(itemgetter(member), (state, rows)) for member in range(num_members)]
+        return jax.tree.map(lambda *parts: jnp.stack(parts), *(step(*member) for member in members))
+
+    together = one_by_one if unrolled else jax.vmap(step)
 
     def scanned(state, key):
         keys = jax.random.split(key, num_members)

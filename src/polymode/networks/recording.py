@@ -67,9 +67,10 @@ def record(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recordi
         try:
             from torch.fx.experimental.proxy_tensor import make_fx
 
-            graph = make_fx(flat)(*_copies(arguments))
+            # Tensors without values: what looks at one cannot be recorded, instead of being recorded wrongly.
+            trace = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)
+            graph = trace(*_copies(arguments))
             constants = _lift_constants(graph)
-            form = map_tree(Tensor.detach, form_of_result[0])
             with torch.no_grad():
                 replayed = _results_and_changes(graph.forward, arguments, constants)
         except Exception:  # whatever a module does that cannot be recorded: it is run as it is
@@ -77,7 +78,7 @@ def record(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recordi
     directly = _results_and_changes(flat, arguments)
     if not all(map(_equal_up_to_rounding, replayed, directly)):
         return None
-    return Recording(graph.forward, form, constants, graph)
+    return Recording(graph.forward, map_tree(Tensor.detach, form_of_result[0]), constants, graph)
 
 
 def compiled(recording: Recording, arguments: tuple[Tree, ...]) -> Recording:

@@ -171,6 +171,7 @@ class Objective:
             own = {}  # vmap is spared tensors that nobody reads
             if reads_own:
                 own = state.own if complete else map_tree(lambda t, rows=rows: t[rows], state.own)
+                own = self.own_of(part, own)
             divisors = self.num_observations[piece.groups]
             if state.penalty_factors is not None:
                 divisors = divisors / state.penalty_factors[piece.groups].to(divisors.device)
@@ -184,19 +185,19 @@ class Objective:
 
     def _mapped(self, part: _Part, members: Members, backend: Backend) -> Tensor:
         """The loss of every member of a part, [M]."""
-        examples, own = part.piece.examples, self.own_of(members, part.own)
+        examples = part.piece.examples
         if part.piece.has_groups:
             return map_members(
                 lambda weights, own, of_group: self.loss(weights, own, *of_group),
                 members,
-                own,
+                part.own,
                 (examples, part.divisors),
                 backend=backend,
             )
         return map_members(
             lambda weights, own, divisor: self.loss(weights, own, examples, divisor),
             members,
-            own,
+            part.own,
             part.divisors,
             backend=backend,
         )
@@ -221,12 +222,12 @@ class Objective:
     def _one_by_one(self, part: _Part) -> tuple[Tensor, Gradients]:
         """Members one after another: each graph is freed before the next one is built."""
         members, result, losses = part.members, Gradients({}, {}), []
-        of_all, alone = self.own_of(members, part.own), members.num_members == 1
+        alone = members.num_members == 1
         for index in range(members.num_members):
             group = index // members.group_size
             weights = members.member(index)
             leaves = {n: t.detach().requires_grad_() for n, t in weights.items() if n in self.trainable}
-            own = map_tree(lambda t, index=index: t[index], of_all)
+            own = map_tree(lambda t, index=index: t[index], part.own)
             examples = part.piece.examples
             if part.piece.has_groups:
                 examples = map_tree(lambda t, group=group: t[group], examples)
@@ -339,7 +340,7 @@ class Objective:
         self, part: _Part, evaluate: Callable[..., Any], arguments: tuple[Tree, ...]
     ) -> Recording | None:
         """What was recorded of the same computation for tensors of the same forms; compiled, if that is wanted."""
-        done = (self.penalty, self.realise, self.drawn)
+        done = (self.penalty, self.realise)
         form = (part.members.num_groups, part.piece.has_groups, *form_of(arguments))
         return self.recordings.of(
             evaluate,

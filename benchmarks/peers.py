@@ -122,6 +122,8 @@ def summarise(cell: dict) -> None:
     cell["versions"] = cell["turns"][0]["versions"]
     if any("training_seconds" in call for call in calls):
         cell["training_seconds"] = min(call["training_seconds"] for call in calls)
+    if "acceptance" in calls[0]:
+        cell["acceptance"] = calls[0]["acceptance"]
     compilations = [turn["compilation_seconds"] for turn in cell["turns"]]
     if None not in compilations:
         cell["compilation_seconds"] = min(compilations)
@@ -171,22 +173,16 @@ def ratios(results: list[dict], contenders: list[str]) -> str:
 
 def seconds(results: list[dict]) -> str:
     """What was measured, a line each."""
-    rows = [["job", "contender", "seconds", "a second", "compilation, s"]]
+    rows = [["job", "contender", "seconds", "a second", "compilation, s", "acceptance"]]
     for result in results:
         for contender, cell in result["cells"].items():
             if "seconds" not in cell:
                 continue
             rates = [f"{cell[key]:,.4g} {key.removesuffix('_per_second')}" for key in cell if "_per_" in key]
-            compiled = cell.get("compilation_seconds")
-            rows.append(
-                [
-                    result["job"],
-                    CONTENDERS[contender].title,
-                    f"{cell['seconds']:.4g}",
-                    "".join(rates),
-                    "" if compiled is None else f"{compiled:.1f}",
-                ]
-            )
+            facts = ("compilation_seconds", "acceptance")
+            known = [f"{cell[fact]:.3g}" if fact in cell else "" for fact in facts]
+            title = CONTENDERS[contender].title
+            rows.append([result["job"], title, f"{cell['seconds']:.4g}", "".join(rates), *known])
     return markdown(rows)
 
 

@@ -77,7 +77,7 @@ def ensemble(sizes: Sizes, scan: bool) -> Timed:
 
 
 def cnn_ensemble(sizes: Sizes, scan: bool) -> Timed:
-    """In steps members are unrolled: under ``vmap`` convolutions become grouped ones, several times slower."""
+    """In steps members are unrolled: under ``vmap`` convolutions become grouped ones, which are slower."""
     import optax
 
     def loss(parameters, x, y, key):
@@ -125,7 +125,7 @@ def _dropped_out(parameters: Parameters, x: Any, key: Any) -> Any:
     return (hidden * kept) @ parameters["last.weight"] + parameters["last.bias"]
 
 
-def dropout_descent(sizes: Sizes, scan: bool) -> Timed:
+def dropout_training(sizes: Sizes, scan: bool) -> Timed:
     def loss(parameters, x, y, key):
         return _squares(_dropped_out(parameters, x, key), y)
 

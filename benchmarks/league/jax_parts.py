@@ -148,4 +148,7 @@ def training(
             state = epoch(state)
         jax.block_until_ready(state if finish is None else finish(epoch, state))
 
-    return Timed(run, None if finish else lambda: epoch(initialise(keys)), seconds + more)
+    def warm_up() -> None:
+        jax.block_until_ready(epoch(initialise(keys)))
+
+    return Timed(run, None if finish else warm_up, seconds + more)

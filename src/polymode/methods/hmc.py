@@ -346,18 +346,14 @@ class _Chains:
             stretch = min(num_passes, int(left.min()))
             if self.rule.spread:  # on a clock of its own: nothing depends on who runs beside it
                 stretch = min(stretch, BETWEEN_LOOKS - int(self.common["passes"][0]) % BETWEEN_LOOKS)
-            for _ in range(stretch - 1):
-                self.position.addcmul_(pace, self.momentum)  # θ ← θ + ε s p
-                self._look()
-                self.momentum.addcmul_(pace, self.gradient)  # p ← p + ε s ∇ℓ(θ)
-            self.position.addcmul_(pace, self.momentum)
-            losses = self._look()
             left -= stretch
             self.common["passes"] += stretch
             num_passes -= stretch
             ending = left == 0
-            # The last kick of a trajectory is half of one.
-            self.momentum.addcmul_(self._pace(torch.where(ending, step / 2, step)), self.gradient)
+            kick = self._pace(torch.where(ending, step / 2, step))  # the last of a trajectory is half of one
+            for place in range(stretch):
+                paces = (pace, pace if place < stretch - 1 else kick)
+                losses = self.density.advance(_leap, self.momentum, self.gradient, then=paces)
             if self.rule.spread and int(self.common["passes"][0]) % BETWEEN_LOOKS == 0:
                 self._measure_spread(losses)
             self._decide(ending, losses)
@@ -428,6 +424,15 @@ class _Chains:
         _assign(self.position, self.state.own["kept"], where)
         _assign(self.gradient, self.state.own["kept_gradient"], where)
         _assign(self.common["log_density"], self.common["kept_log_density"], where)
+
+
+def _leap(density: LogDensity, momentum: Tensor, gradient: Tensor, pace: Tensor, kick: Tensor) -> Tensor:
+    """A step of the leapfrog; returns the mean losses of the data at the new place, [G]."""
+    density.position.addcmul_(pace, momentum)  # θ ← θ + ε s p
+    losses, found = density.look()
+    gradient.copy_(found)
+    momentum.addcmul_(kick, gradient)  # p ← p + ε s ∇ℓ(θ)
+    return losses
 
 
 def _put_back(state: State, stds: Mapping[str, float]) -> None:

@@ -44,6 +44,7 @@ from polymode.training.contract import (
     prior_widths,
     start_in_words,
 )
+from polymode.trees import Tree
 from polymode.weights.priors import PriorStd, check_prior_std
 
 Scale = Literal["variances", "prior"]
@@ -428,6 +429,58 @@ def _look(
     return _Chains(method, stds, state, batches, objective, _Rule()).look_here()
 
 
+def _move(
+    density: LogDensity, own: Tree, common: Tree, active: Tensor, rule: Mapping[str, Tensor], noise: Tensor
+) -> Tensor:
+    """A step of every chain, undone where it fails, and what is learned of it.
+
+    active: the chains that move, [G]. rule: what of ``_Rule`` holds; as numbers, so that one graph serves all.
+    noise: z ~ N(0, 1), [G, D]. Returns the mean losses of the data at the new place, [G].
+    """
+    position, momentum, step = density.position, own["momentum"], common["step"]["step"]
+    before, direction, num_weights = position.clone(), momentum.clone(), position.shape[1]
+    refresh(momentum, noise, step, common["length"])
+    turned, latest = momentum.clone(), [active]
+
+    def look() -> tuple[Tensor, Tensor]:
+        latest[0], gradient = density.look()
+        return density.value(latest[0]), gradient
+
+    log_density, gradient, change = microcanonical_step(
+        position,
+        momentum,
+        own["gradient"],
+        common["log_density"],
+        step=step,
+        scale=own["scale"],
+        look=look,
+    )
+    bound = DIVERGED * (num_weights * common["variance"]).sqrt()
+    diverged = active & ~(change.abs() <= bound)
+    moved = active & ~diverged
+    # A step that fails is undone and turned back, which leaves the law as it is: its way back fails, too.
+    # Chains without data in this minibatch stay as they are.
+    elsewhere = torch.where(diverged[:, None], -turned, direction)
+    position.copy_(torch.where(moved[:, None], position, before))
+    momentum.copy_(torch.where(moved[:, None], momentum, elsewhere))
+    _arrive(own, common, log_density, gradient, moved)
+    common["steps"] += active
+    common["divergences"] += diverged
+    common["errors"] += torch.where(moved, change.square() / num_weights, 0.0)
+    Spread.update(own["spread"], position, torch.where(moved & rule["spread"], step, 0.0))
+    errors = EnergyErrors(num_weights, (common["planned"] / 2).clamp(min=LEAST_MEMORY))
+    errors.update(common["step"], change, common["variance"], active & rule["adapt"])
+    # A place that is stiffer than all that warm-up has seen: smaller steps from here on.
+    step.mul_(torch.where(diverged & ~rule["adapt"], SHORTER, 1.0))
+    return latest[0]
+
+
+def _arrive(own: Tree, common: Tree, log_density: Tensor, gradient: Tensor, where: Tensor) -> None:
+    """Write down ℓ and ∇ℓ of the chains that are at a new place."""
+    own["gradient"].copy_(torch.where(where[:, None], gradient, own["gradient"]))
+    common["log_density"].copy_(torch.where(where, log_density, common["log_density"]))
+
+
 class _Chains:
     """All chains at once, on the data of one step or of several."""
 
@@ -448,10 +501,16 @@ class _Chains:
         self.num_weights = self.position.shape[1]
         self.losses = torch.full_like(self.common["length"], torch.nan)
         self.active = self.density.active
+        self.moving_own = {name: self.own[name] for name in ("momentum", "gradient", "scale", "spread")}
+        self.rule_now = {
+            name: torch.tensor(value, device=self.position.device)
+            for name, value in (("spread", rule.spread), ("adapt", rule.adapt))
+        }
 
     def look_here(self) -> Tensor:
         """ℓ and ∇ℓ where the chains are; returns mean losses, [G]."""
-        self._arrive(*self._look(), self.active)
+        self.losses, gradient = self.density.look()
+        _arrive(self.own, self.common, self.density.value(self.losses), gradient, self.active)
         return self.losses
 
     def run(self, num_steps: int) -> Tensor:
@@ -463,51 +522,11 @@ class _Chains:
         self.density.write_back()
         return self.losses
 
-    def _look(self) -> tuple[Tensor, Tensor]:
-        self.losses, gradient = self.density.look()
-        return self.density.value(self.losses), gradient
-
     def _step(self) -> None:
-        common, own = self.common, self.own
-        step, before, direction = common["step"]["step"], self.position.clone(), self.momentum.clone()
-        refresh(self.momentum, self._noise(), step, common["length"])
-        turned = self.momentum.clone()
-        log_density, gradient, change = microcanonical_step(
-            self.position,
-            self.momentum,
-            own["gradient"],
-            common["log_density"],
-            step=step,
-            scale=own["scale"],
-            look=self._look,
-        )
-        bound = DIVERGED * (self.num_weights * common["variance"]).sqrt()
-        diverged = self.active & ~(change.abs() <= bound)
-        moved = self.active & ~diverged
-        if not bool(moved.all()):
-            # A step that fails is undone and turned back, which leaves the law as it is: its way back fails,
-            # too. Chains without data in this minibatch stay as they are.
-            elsewhere = torch.where(diverged[:, None], -turned, direction)
-            self.position.copy_(torch.where(moved[:, None], self.position, before))
-            self.momentum.copy_(torch.where(moved[:, None], self.momentum, elsewhere))
-        self._arrive(log_density, gradient, moved)
-        common["steps"] += self.active
-        common["divergences"] += diverged
-        common["errors"] += torch.where(moved, change.square() / self.num_weights, 0.0)
-        if self.rule.spread:
-            Spread.update(own["spread"], self.position, torch.where(moved, step, 0.0))
+        moving = (self.moving_own, self.common, self.active, self.rule_now)
+        self.losses = self.density.advance(_move, *moving, then=(self._noise(),), looks=2)
         if self.rule.trace:
             self._trace()
-        if self.rule.adapt:
-            errors = EnergyErrors(self.num_weights, (common["planned"] / 2).clamp(min=LEAST_MEMORY))
-            errors.update(common["step"], change, common["variance"], self.active)
-        else:  # a place that is stiffer than all that warm-up has seen: smaller steps from here on
-            step.mul_(torch.where(diverged, SHORTER, 1.0))
-
-    def _arrive(self, log_density: Tensor, gradient: Tensor, where: Tensor) -> None:
-        own, common = self.own, self.common
-        own["gradient"].copy_(torch.where(where[:, None], gradient, own["gradient"]))
-        common["log_density"].copy_(torch.where(where, log_density, common["log_density"]))
 
     def _noise(self) -> Tensor:
         """Draw z ~ N(0, 1) from the generator of each chain that moves, [G, D]."""

@@ -1,18 +1,25 @@
 """The log density of every chain's posterior, for samplers that move all weights at once."""
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from polymode.errors import InputError
 from polymode.networks.surgery import batch_norms, random_layers
+from polymode.networks.members import Tensors
 from polymode.samplers import as_vectors, views_of
 from polymode.training.contract.batch import Batch
 from polymode.training.contract.objective import Objective
 from polymode.training.contract.problem import Problem
 from polymode.training.contract.state import State
+from polymode.trees import Tree
+
+# What a sampler does with a density and its own tensors between two decisions; moves that are equal do the same.
+Move = Callable[..., Any]
 
 
 class LogDensity:
@@ -47,6 +54,7 @@ class LogDensity:
         self.widths = prior_widths(stds, weights)
         # ∇ℓ = −(θ/s² + N ∇L)/T
         self._of_prior = (-1 / (self.widths.square() * temperature)).to(self.position.dtype)
+        self._replays: dict[Any, Any] = {}
         self._of_data = (-self.num_observations[:, None] / temperature).to(self.position.dtype)
 
     @property
@@ -54,11 +62,53 @@ class LogDensity:
         """The chains that have an observation in these batches, [G]."""
         return self.counts.sum(0) > 0
 
-    def look(self) -> tuple[Tensor, Tensor]:
-        """Mean losses of the data [G] and ∇ℓ [G, D] at the present position."""
+    def advance(self, move: Move, *arguments: Tree, then: tuple[Tree, ...] = (), looks: int = 1) -> Any:
+        """``move(density, *arguments, *then)``, which takes so many looks and changes tensors in place.
+
+        Where the run is compiled, all of it is one graph. arguments: trees of tensors that are the same ones
+        at every call; then: those that are not.
+        """
+        if move not in self._replays:
+            self._replays[move] = self._recorded(move, arguments, then)
+        replay = self._replays[move]
+        if replay is None:
+            return move(self, *arguments, *then)
+        [batch] = self.batches
+        count = self.moving.members.group_size * batch.pieces[0].num_passes
+        self.moving.gradient_examples[batch.pieces[0].groups] += looks * count
+        return replay(then)
+
+    def _recorded(
+        self, move: Move, arguments: tuple[Tree, ...], then: tuple[Tree, ...]
+    ) -> Callable[..., Any] | None:
+        """The move as a compiled graph of what changes; None where it is not to be one, or cannot."""
+        found = None
+        if self.objective.execution.backend == "compiled" and len(self.batches) == 1 and not self.copied:
+            found = self.objective.evaluation(self.moving, self.batches[0])
+        if found is None:
+            return None
+        evaluate, (stacked, *others) = found
+
+        def moved(position: Tensor, rest: Tree, others: Tree, arguments: Tree, then: Tree) -> Any:
+            here = copy.copy(self)
+            here.position, here.views = position, views_of(position, self.weights)
+            here.means = lambda: evaluate(rest | here.views, *others)[:2]
+            return move(here, *arguments, *then)
+
+        rest = {name: tensor for name, tensor in stacked.items() if name not in self.stds}
+        everything = (self.position, rest, others, arguments, then)
+        recording = self.objective.recorded((move, self.temperature), moved, everything)
+        return None if recording is None else recording.bind(*everything[:-1])
+
+    def means(self) -> tuple[Tensor, Tensors]:
+        """Mean losses of the data [G], and their gradients by name."""
         if self.copied:
             self.write_back()
-        losses, gradients = self.objective.means(self.moving, self.batches, self.counts)
+        return self.objective.means(self.moving, self.batches, self.counts)
+
+    def look(self) -> tuple[Tensor, Tensor]:
+        """Mean losses of the data [G] and ∇ℓ [G, D] at the present position."""
+        losses, gradients = self.means()
         gradient = as_vectors({name: gradients[name] for name in self.stds}).mul_(self._of_data)
         return losses, gradient.addcmul_(self.position, self._of_prior)
 

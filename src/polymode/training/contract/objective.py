@@ -35,6 +35,11 @@ def next_noise(noise: Tensor) -> Tensor:
     return noise * _MULTIPLIER + _INCREMENT
 
 
+# From stacked and shared weights, what members own beside them, divisors and examples to losses [M] and the
+# gradients of the stacked and the shared weights.
+Evaluate = Callable[[Tensors, Tensors, Tree, Tensor, Examples], tuple[Tensor, Tensors, Tensors]]
+
+
 @dataclass(frozen=True)
 class Gradients:
     """Gradients of all rows: stacked [M, ...], shared [G, ...]; rows of idle members are undefined."""
@@ -286,24 +291,51 @@ class Objective:
         arithmetic of a small network. Between two passes a sampler moves weights in place: as long as members
         and batch are the same objects, what is replayed is about the same tensors.
         """
-        members, [piece, *others] = state.members, batch.pieces
+        members, piece = state.members, batch.pieces[0]
         bound = self._bound.get("latest")
         if bound is not None and bound[0] is members and bound[1] is piece:
             state.gradient_examples[piece.groups] += piece.num_passes * members.group_size
             return bound[2]()[:2]
-        whole = not others and len(batch.groups) == members.num_groups
-        if self.execution.backend == "loop" or not whole or self._seeds or self.penalty is not None:
+        found = None if self.execution.backend == "loop" else self.evaluation(state, batch)
+        if found is None:
             losses, gradients = self.losses_and_gradients(state, batch, check=False)
             return losses, gradients.stacked
-        [part] = self._parts(state, batch, None)
-        evaluate, arguments = self._evaluation(part)
-        recording = self._recording(part, evaluate, arguments)
+        evaluate, arguments = found
+        recording = self.recorded((), evaluate, arguments)
         replay = partial(evaluate, *arguments) if recording is None else recording.bind(*arguments)
         self._bound["latest"] = (members, piece, replay)
-        state.gradient_examples[piece.groups] += part.num_examples
+        state.gradient_examples[piece.groups] += piece.num_passes * members.group_size
         return replay()[:2]
 
     # --- recordings -----------------------------------------------------------------------------
+
+    def evaluation(self, state: "State", batch: Batch) -> tuple[Evaluate, tuple[Tree, ...]] | None:
+        """Losses and gradients of all members as a function of tensors, and these tensors, to be recorded.
+
+        None where members see batches of different sizes, draw noise, or have a penalty.
+        """
+        whole = len(batch.pieces) == 1 and len(batch.groups) == state.members.num_groups
+        if not whole or self._seeds or self.penalty is not None:
+            return None
+        [part] = self._parts(state, batch, None)
+        return self._evaluation(part)
+
+    def recorded(
+        self, key: tuple[Any, ...], function: Callable[..., Any], arguments: tuple[Tree, ...]
+    ) -> Recording | None:
+        """What was recorded of a function of ``evaluation``, for tensors of the same forms.
+
+        It is compiled, if the run is; None where it cannot be recorded or compiled. key: tells such functions
+        apart.
+        """
+        done = (self.penalty, self.realise)
+        return self.recordings.of(
+            function,
+            arguments,
+            (*map(id, done), self.trainable, *key, *form_of(arguments)),
+            kept=done,
+            compiling=self.execution.backend == "compiled",
+        )
 
     def _compiled(self, part: _Part) -> tuple[Tensor, Gradients]:
         """All members in one compiled graph; under vmap, where there is none."""
@@ -312,7 +344,8 @@ class Objective:
         members, replay = self._bound.get(place, (None, None))
         if members is not part.members:
             evaluate, arguments = self._evaluation(part)
-            recording = self._recording(part, evaluate, arguments)
+            groups = (part.members.num_groups, part.piece.has_groups)
+            recording = self.recorded(groups, evaluate, arguments)
             replay = None if recording is None else recording.bind(*arguments[:2])
             self._bound[place] = (part.members, replay)
         if replay is None:
@@ -321,9 +354,7 @@ class Objective:
         # What a CUDA graph gives lies where its next replay will write: losses are kept for longer.
         return losses.clone() if losses.is_cuda else losses, Gradients(stacked, shared)
 
-    def _evaluation(self, part: _Part) -> tuple[Callable[..., Any], tuple[Tree, ...]]:
-        """Losses and gradients as a function of all tensors they depend on, and these."""
-
+    def _evaluation(self, part: _Part) -> tuple[Evaluate, tuple[Tree, ...]]:
         def evaluate(
             stacked: Tensors, shared: Tensors, own: Tree, divisors: Tensor, examples: Examples
         ) -> tuple[Tensor, Tensors, Tensors]:
@@ -335,20 +366,6 @@ class Objective:
 
         members = part.members
         return evaluate, (members.stacked, members.shared, part.own, part.divisors, part.piece.examples)
-
-    def _recording(
-        self, part: _Part, evaluate: Callable[..., Any], arguments: tuple[Tree, ...]
-    ) -> Recording | None:
-        """What was recorded of the same computation for tensors of the same forms; compiled, if that is wanted."""
-        done = (self.penalty, self.realise)
-        form = (part.members.num_groups, part.piece.has_groups, *form_of(arguments))
-        return self.recordings.of(
-            evaluate,
-            arguments,
-            (*map(id, done), self.trainable, *form),
-            kept=done,
-            compiling=self.execution.backend == "compiled",
-        )
 
 
 def _gradients(loss: Tensor, tensors: list[Tensor]) -> list[Tensor]:

@@ -137,8 +137,10 @@ def _seconds_of_training(material: Material, step: float) -> float:
 
 
 def _num_graphs(material: Material) -> int:
-    """Kinds of batches in an epoch of the first phase: each has a graph of its own."""
-    return material.batches.num_kinds(material.phases(material.problem.execution)[0].batches)
+    """Graphs that a run needs, as far as can be told before: one for each kind of batches and of steps."""
+    phases = material.phases(material.problem.execution)
+    kinds = {(phase.batches, getattr(phase.step, "__code__", phase.step)) for phase in phases}
+    return sum(material.batches.num_kinds(batches) for batches, _ in kinds)
 
 
 def _step_seconds(

@@ -157,6 +157,7 @@ def hmc(sizes: Sizes) -> Timed:
     weights = {name: torch.from_numpy(array) for name, array in hmc_weights(0).items()}
     module: nn.Module = factory()
     module.load_state_dict(weights)
-    terms = pm.likelihoods.HeteroscedasticGaussian().log_prob(module(x), y)
+    with torch.no_grad():
+        terms = pm.likelihoods.HeteroscedasticGaussian().log_prob(module(x), y)
     penalty = gaussian_penalty(weights, HMC_PRIOR_STD)
     return Timed(run, facts={"potential": float(penalty - terms.sum())})

@@ -106,8 +106,12 @@ def hmc(sizes: Sizes) -> Timed:
         return {name: torch.from_numpy(array / HMC_PRIOR_STD) for name, array in hmc_weights(seed).items()}
 
     def sample(chains: int, transitions: int) -> dict:
-        rates = []
+        rates = {}
         for seed in range(chains):
+
+            def note_rate(kernel: Any, *_: Any, seed: int = seed) -> None:
+                rates[seed] = kernel.diagnostics()["acceptance rate"]
+
             kernel = HMC(
                 potential_fn=potential,
                 step_size=HMC_STEP,
@@ -116,11 +120,9 @@ def hmc(sizes: Sizes) -> Timed:
                 adapt_mass_matrix=False,
             )
             options = {"warmup_steps": 0, "initial_params": scaled(seed), "disable_progbar": True}
-            chain = MCMC(kernel, transitions, **options)
-            chain.run()
+            MCMC(kernel, transitions, hook_fn=note_rate, **options).run()
             assert kernel.num_steps == sizes.leaps
-            rates.append(chain.diagnostics()["acceptance rate"]["chain 0"])
-        return {"acceptance": sum(rates) / chains}
+        return {"acceptance": sum(rates.values()) / chains}
 
     return Timed(
         lambda: sample(sizes.members, sizes.transitions),

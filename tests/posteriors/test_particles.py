@@ -28,9 +28,10 @@ def fitted(method, **options):
 def path():
     """Three chains of four networks, with weights."""
     posterior = fitted(DeepEnsemble(3, of=Snapshot(4, optimizer=SGD)))
-    weights = iter(torch.linspace(-1, 2, 12, dtype=torch.float64))
-    blocks = [replace(block, log_weights=next(weights)[None]) for block in posterior.blocks]
-    return replace(posterior, blocks=blocks)
+    weights = torch.linspace(-1, 2, 12, dtype=torch.float64)
+    sizes = [block.num_members for block in posterior.blocks]
+    pairs = zip(posterior.blocks, weights.split(sizes), strict=True)
+    return replace(posterior, blocks=[replace(block, log_weights=own) for block, own in pairs])
 
 
 def outputs(posterior):

@@ -6,6 +6,7 @@ one data set: nothing is ever shared or averaged across groups.
 """
 
 import copy
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,13 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from polymode.errors import CannotVectorise, InputError, PolymodeError, unknown_name
+from polymode.errors import CannotCompile, CannotVectorise, InputError, PolymodeError, unknown_name
+from polymode.networks.recording import Recording, compiled, form_of, record
 from polymode.trees import Tree, filled, leaves, map_tree
 
 Tensors = dict[str, Tensor]
-Backend = Literal["vmap", "loop"]
+Backend = Literal["vmap", "loop", "compiled"]
 
-BACKENDS: tuple[Backend, ...] = ("vmap", "loop")
+BACKENDS: tuple[Backend, ...] = ("vmap", "loop", "compiled")
 LABELS = ("data_set", "chain", "member")
 DRAW = "draw/seed"  # the entry of a member with the seed of its draw; no module has a name with a slash
 
@@ -267,11 +269,12 @@ def map_members(
 ) -> Any:
     """Evaluate ``function(weights, own, of_group)`` for every member; results lead with [M].
 
-    own: a tree of tensors [M, ...]; of_group: a tree of tensors [G, ...], one slice a group.
+    own: a tree of tensors [M, ...]; of_group: a tree of tensors [G, ...], one slice a group. What is compiled
+    is a recording of what vmap does: here both are the same.
     """
     if backend == "loop":
         return _loop(function, members, own, of_group)
-    if backend == "vmap":
+    if backend in ("vmap", "compiled"):
         return _vmap(function, members, own, of_group)
     raise unknown_name("backend", backend, BACKENDS)
 
@@ -363,14 +366,45 @@ def forward_members(
                 f"inputs_have_members=True, but the inputs lead with {sorted(sizes)} and there are "
                 f"{members.num_members} members."
             )
+
+    def forward(stacked: Tensors, shared: Tensors, inputs: Tree, offset: Tensors) -> Tree:
+        now, own = replace(members, stacked=stacked, shared=shared), inputs if inputs_have_members else ()
         return map_members(
-            lambda weights, own, _: call_module(module, weights | offset, own),
-            members,
-            inputs,
+            lambda weights, own, _: call_module(
+                module, weights | offset, own if inputs_have_members else inputs
+            ),
+            now,
+            own,
             backend=backend,
         )
-    return map_members(
-        lambda weights, _, __: call_module(module, weights | offset, inputs),
-        members,
-        backend=backend,
-    )
+
+    arguments = (members.stacked, members.shared, inputs, offset)
+    training = any(part.training for part in module.modules())
+    if backend == "compiled" and not training and not torch.is_grad_enabled():
+        recording = _recorded_pass(module, forward, arguments, (members.num_groups, inputs_have_members))
+        if recording is not None:
+            return recording.bind()(*arguments)
+    return forward(*arguments)
+
+
+# Compiled passes of every module in evaluation mode, by the forms of what they take.
+_PASSES: "WeakKeyDictionary[nn.Module, dict[Any, Recording | None]]" = WeakKeyDictionary()
+MOST_PASSES = 32  # of a module; who asks for more forms of inputs has them run under vmap
+
+
+def _recorded_pass(
+    module: nn.Module, forward: Callable[..., Tree], arguments: tuple[Tree, ...], key: tuple[Any, ...]
+) -> Recording | None:
+    known, key = _PASSES.setdefault(module, {}), (*key, *form_of(arguments))
+    if key not in known:
+        if len(known) >= MOST_PASSES:
+            return None
+        recording = record(forward, arguments)
+        try:
+            if recording is None:
+                raise CannotCompile("PyTorch cannot record what the network does.")
+            known[key] = compiled(recording, arguments)
+        except CannotCompile as error:
+            known[key] = None
+            warnings.warn(f"A prediction runs under vmap, not compiled: {error.reason}", stacklevel=2)
+    return known[key]

@@ -1,9 +1,10 @@
 """A finite set of networks, in memory or in files that are read when they are drawn."""
 
 import copy
+import itertools
 import shutil
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -291,24 +292,19 @@ class Particles(BlockPosterior):
         self.check_num_draws(num_draws)
         total = self.num_members
         count = total if num_draws is None else num_draws
-        wanted = [(index * total) // count for index in range(count)]
-        gathered: list[Members] = []
-        for part in self._parts(wanted):
-            size = sum(p.num_bytes for p in gathered) + part.num_bytes
-            number = sum(p.num_members for p in gathered) + part.num_members
-            if gathered and (part.shared or size > BLOCK_BYTES or number > BLOCK_MEMBERS):
-                yield _side_by_side(gathered)
-                gathered = []
-            gathered.append(part)
-        yield _side_by_side(gathered)
+        wanted = range(total) if count == total else [(index * total) // count for index in range(count)]
+        return _in_blocks(self._parts(wanted))
 
-    def _parts(self, wanted: list[int]) -> Iterator[Members]:
+    def _parts(self, wanted: Sequence[int]) -> Iterator[Members]:
         """Yield the wanted members in runs small enough for a block."""
         first = 0
         for block in self.blocks:
             beyond = first + block.num_members
-            inside = wanted[bisect_left(wanted, first) : bisect_left(wanted, beyond)]
-            inside = [index - first for index in inside]
+            if isinstance(wanted, range):  # all of them
+                inside = range(block.num_members)
+            else:
+                inside = wanted[bisect_left(wanted, first) : bisect_left(wanted, beyond)]
+                inside = [index - first for index in inside]
             first = beyond
             each = max(1, block.num_bytes // block.num_members)
             for start, stop in _runs(inside, max(1, min(BLOCK_MEMBERS, BLOCK_BYTES // each))):
@@ -379,7 +375,11 @@ class Particles(BlockPosterior):
                 raise InputError(f"Particles cannot be merged with a posterior of kind {other.kind!r}.")
             self.check_joinable(other.network)
             blocks += (other if other.kind == self.kind else other.as_particles()).blocks
-        return replace(self, blocks=blocks)
+        # What is in memory lies side by side from now on, instead of being put there at every prediction.
+        joined: list[Block] = []
+        for stored, some in itertools.groupby(blocks, lambda block: not isinstance(block, Members)):
+            joined += some if stored else _in_blocks(some)
+        return replace(self, blocks=joined)
 
     def as_particles(self) -> "Particles":
         """The same networks, each whole."""
@@ -417,6 +417,19 @@ def _stored(files: Sequence[CheckedFile]) -> list[Block]:
     return [StoredMembers(file, count(file)) for file in sorted(files, key=lambda file: file.path)]
 
 
+def _in_blocks(parts: Iterable[Members]) -> Iterator[Members]:
+    """Put members side by side in blocks of bounded size."""
+    gathered: list[Members] = []
+    size = number = 0
+    for part in parts:
+        size, number = size + part.num_bytes, number + part.num_members
+        if gathered and (part.shared or size > BLOCK_BYTES or number > BLOCK_MEMBERS):
+            yield _side_by_side(gathered)
+            gathered, size, number = [], part.num_bytes, part.num_members
+        gathered.append(part)
+    yield _side_by_side(gathered)
+
+
 def _side_by_side(parts: Sequence[Members]) -> Members:
     """Join members into one group: a draw is a set of networks, whatever chains they came from."""
     joined = parts[0] if len(parts) == 1 else concatenate(parts)
@@ -425,6 +438,10 @@ def _side_by_side(parts: Sequence[Members]) -> Members:
 
 def _runs(indices: Sequence[int], longest: int) -> Iterator[tuple[int, int]]:
     """Cut sorted indices into (start, stop) runs of neighbours."""
+    if isinstance(indices, range):
+        for start in range(0, len(indices), longest):
+            yield start, min(start + longest, len(indices))
+        return
     run: list[int] = []
     for index in indices:
         if run and (index != run[-1] + 1 or len(run) == longest):

@@ -29,9 +29,10 @@ from polymode.judging.reference import Reference
 from polymode.likelihoods import LIKELIHOODS, Likelihood, make_likelihood
 from polymode.methods import COMPARED_WHERE_SMALL, METHODS, make_method
 from polymode.models import MODELS, make_model
+from polymode.networks.members import BACKENDS
 from polymode.networks.surgery import Model
 from polymode.training.contract import Epoch, Method
-from polymode.training.contract.execution import TRAINING_BACKENDS, Precision
+from polymode.training.contract.execution import Precision
 from polymode.training.keeping.progress import Reporter
 from polymode.training.keeping.tracking import TensorBoard
 from polymode.training.loop.settings import AnyBackend, Computing, ComputingSettings
@@ -71,7 +72,7 @@ class JobOptions(JudgingOptions):
     )
     run: str = option("", "folder of the run (default: runs/ and a name made of the options)", place="screen")
     device: str = same_option(Computing, "device")
-    backend: AnyBackend = same_option(Computing, "backend", choices=("auto", *TRAINING_BACKENDS))
+    backend: AnyBackend = same_option(Computing, "backend", choices=("auto", *BACKENDS))
     precision: Precision = same_option(Computing, "precision", choices=get_args(Precision))
     processes: int = same_option(Computing, "processes", place="screen")
     trust: bool = option(

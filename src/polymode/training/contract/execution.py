@@ -5,10 +5,8 @@ from typing import Literal
 
 import torch
 
-from polymode.networks.members import BACKENDS, Backend
+from polymode.networks.members import Backend
 
-TrainingBackend = Backend | Literal["compiled"]
-TRAINING_BACKENDS: tuple[TrainingBackend, ...] = (*BACKENDS, "compiled")
 Precision = Literal["full", "bfloat16", "double"]  # double is a matter of the weights and the data
 
 
@@ -20,12 +18,7 @@ class Execution:
     """
 
     device: torch.device
-    backend: TrainingBackend = "loop"
+    backend: Backend = "loop"
     prediction_backend: Backend = "loop"  # in evaluation mode some modules take other kernels
     precision: Precision = "full"
     threads: int = 1
-
-    @property
-    def mapping(self) -> Backend:
-        """How members run where nothing is compiled: in passes without gradients."""
-        return "vmap" if self.backend == "compiled" else self.backend

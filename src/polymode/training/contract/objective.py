@@ -141,7 +141,7 @@ class Objective:
 
         training: as in a step, so that running statistics move; otherwise as in prediction, and nothing does.
         """
-        objective, backend = self, self.execution.mapping
+        objective, backend = self, self.execution.backend
         if training:
             self.network.train()
         else:  # prediction has no mixed precision, and neither has what is to be compared with it

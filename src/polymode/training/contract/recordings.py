@@ -18,7 +18,13 @@ class Recordings:
     failure: str | None = None
 
     def of(
-        self, function: Callable[..., Any], arguments: tuple[Tree, ...], key: Any, *, kept: Any, compiling: bool
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Tree, ...],
+        key: Any,
+        *,
+        kept: Any,
+        compiling: bool,
     ) -> Recording | None:
         """The recording of a function, made for arguments like these at the first call.
 

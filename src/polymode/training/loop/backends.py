@@ -12,11 +12,11 @@ import torch
 
 from polymode.data import Data
 from polymode.errors import CannotVectorise, NonFiniteLoss
-from polymode.networks.members import BACKENDS, Backend, Members, forward_members
+from polymode.networks.members import Backend, Members, forward_members
 from polymode.posteriors import Posterior
 from polymode.posteriors.network import Network
 from polymode.seeds import free_in_children
-from polymode.training.contract.execution import Execution, TrainingBackend
+from polymode.training.contract.execution import Execution
 from polymode.training.contract.phase import Phase, build_optimizers
 from polymode.training.loop.arithmetic import available_threads, with_threads
 from polymode.training.loop.compilation import Note
@@ -35,7 +35,8 @@ WORTH_THREADS = 1.15
 REPEATS, REPEAT_SECONDS = 5, 0.2  # of a step that is timed, at most
 TRIAL_DRAWS, TRIAL_EXAMPLES = 8, 32  # to compare backends for prediction with
 
-Way = tuple[TrainingBackend, int]  # with so many threads
+UNCOMPILED: tuple[Backend, ...] = ("vmap", "loop")
+Way = tuple[Backend, int]  # with so many threads
 
 # One thread measures at a time: others would disturb it, and Python's filters of warnings are global.
 _measuring = free_in_children(threading.Lock())
@@ -85,7 +86,7 @@ def _seconds(material: Material, wanted: AnyBackend, counts: Sequence[int]) -> d
     num_members = material.state.members.num_members
     if wanted == "compiled":
         counts = counts[:1]  # a graph is compiled for a number of threads
-    if wanted in BACKENDS or num_members == 1 or network.draws_globally:
+    if wanted in UNCOMPILED or num_members == 1 or network.draws_globally:
         only: Backend = "vmap" if wanted == "vmap" else "loop"
         # A cold first step is no part of the training's time, even where there is nothing to choose.
         return _step_seconds(material, only, counts, repeats=REPEATS if len(counts) > 1 else 0)
@@ -102,11 +103,11 @@ def _seconds(material: Material, wanted: AnyBackend, counts: Sequence[int]) -> d
 
 
 def _or_compiled(
-    material: Material, wanted: AnyBackend, best: TrainingBackend, seconds: dict[Way, float], threads: int
-) -> TrainingBackend:
+    material: Material, wanted: AnyBackend, best: Backend, seconds: dict[Way, float], threads: int
+) -> Backend:
     """The best backend so far, or a compiled graph where that is wanted or pays; its time joins the others."""
     problem, recordings = material.problem, material.problem.recordings
-    if wanted in BACKENDS or problem.network.draws_globally:
+    if wanted in UNCOMPILED or problem.network.draws_globally:
         return best
     note, step = Note.of(material, threads), seconds[best, threads]
     if wanted == "auto" and not (
@@ -120,7 +121,9 @@ def _or_compiled(
     except CannotVectorise as error:
         recordings.failure = error.reason
         if wanted == "compiled":
-            warnings.warn(f"Nothing is compiled, because vmap cannot run this module: {error.reason}", stacklevel=5)
+            warnings.warn(
+                f"Nothing is compiled, because vmap cannot run this module: {error.reason}", stacklevel=5
+            )
     if recordings.failure is not None:
         seconds.pop(("compiled", threads), None)
         return best
@@ -144,7 +147,7 @@ def _num_graphs(material: Material) -> int:
 
 
 def _step_seconds(
-    material: Material, backend: TrainingBackend, counts: Sequence[int], repeats: int = REPEATS
+    material: Material, backend: Backend, counts: Sequence[int], repeats: int = REPEATS
 ) -> dict[Way, float]:
     """Time of one step, on a copy of the state; infinite without repeats or when it diverges.
 
@@ -191,7 +194,7 @@ def _quiet_step(phase: Phase, state, batches, execution: Execution) -> bool:
     return True
 
 
-def _for_prediction(material: Material, chosen: TrainingBackend, wanted: AnyBackend) -> Backend:
+def _for_prediction(material: Material, chosen: Backend, wanted: AnyBackend) -> Backend:
     """The same as in training, unless evaluation mode takes a path that cannot be vectorised.
 
     Draws or members that share weights are another matter than the one network that was trained: vmap runs
@@ -205,10 +208,10 @@ def _for_prediction(material: Material, chosen: TrainingBackend, wanted: AnyBack
         block = _sharing(posterior)
         if block is not None:
             block = block.to(device)
-            seconds = {b: _pass_seconds(network, block, source, b) for b in BACKENDS}
+            seconds = {b: _pass_seconds(network, block, source, b) for b in UNCOMPILED}
             if math.isinf(_pass_seconds(network, block, source, "vmap", 1)):  # the last batch may have one
                 return "loop"
-            return min(BACKENDS, key=lambda name: seconds[name])
+            return min(UNCOMPILED, key=lambda name: seconds[name])
     if chosen == "loop":
         return "loop"
     weights = material.problem.start(0, torch.Generator())

@@ -9,15 +9,16 @@ import torch
 from torch import nn
 
 from polymode.errors import CheckpointError, InputError, require, require_whole, unknown_name
+from polymode.networks.members import BACKENDS, Backend
 from polymode.networks.surgery import Model
 from polymode.options import option
 from polymode.posteriors.base import MANIFEST
 from polymode.training.contract.epoch import Epoch
-from polymode.training.contract.execution import TRAINING_BACKENDS, Precision, TrainingBackend
+from polymode.training.contract.execution import Precision
 from polymode.training.keeping.progress import Reporter, reporter_for
 from polymode.training.loop.arithmetic import MOST_THREADS
 
-AnyBackend = TrainingBackend | Literal["auto"]
+AnyBackend = Backend | Literal["auto"]
 
 
 class ComputingSettings(TypedDict, total=False):
@@ -50,7 +51,9 @@ class Computing:
         None,
         "where to train, such as cpu or cuda:0; the module's own, or the CPU, unless given",
     )
-    backend: AnyBackend = option("auto", "how members run: vmap, loop, compiled, or auto to measure what is fastest")
+    backend: AnyBackend = option(
+        "auto", "how members run: vmap, loop, compiled, or auto to measure what is fastest"
+    )
     threads: int | None = option(
         None,
         "that PyTorch computes with; those that a run began with, or for a new one a single thread, unless "
@@ -64,8 +67,8 @@ class Computing:
     processes: int = option(1, "divide the chains of a method among so many processes")
 
     def __post_init__(self) -> None:
-        if self.backend not in (*TRAINING_BACKENDS, "auto"):
-            raise unknown_name("backend", self.backend, (*TRAINING_BACKENDS, "auto"))
+        if self.backend not in (*BACKENDS, "auto"):
+            raise unknown_name("backend", self.backend, (*BACKENDS, "auto"))
         if self.precision not in get_args(Precision):
             raise unknown_name("precision", self.precision, get_args(Precision))
         require_whole("processes", self.processes)

@@ -354,6 +354,7 @@ class _Chains:
             for place in range(stretch):
                 paces = (pace, pace if place < stretch - 1 else kick)
                 losses = self.density.advance(_leap, self.momentum, self.gradient, then=paces)
+            assert losses is not None
             if self.rule.spread and int(self.common["passes"][0]) % BETWEEN_LOOKS == 0:
                 self._measure_spread(losses)
             self._decide(ending, losses)

@@ -434,7 +434,7 @@ def _move(
 ) -> Tensor:
     """A step of every chain, undone where it fails, and what is learned of it.
 
-    active: the chains that move, [G]. rule: what of ``_Rule`` holds; as numbers, so that one graph serves all.
+    active: the chains that move, [G]. rule: what of ``_Rule`` holds, as numbers: one graph serves all.
     noise: z ~ N(0, 1), [G, D]. Returns the mean losses of the data at the new place, [G].
     """
     position, momentum, step = density.position, own["momentum"], common["step"]["step"]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from polymode.errors import CannotCompile, CannotVectorise, InputError, PolymodeError, unknown_name
-from polymode.networks.recording import Recording, compiled, form_of, record
+from polymode.networks.recording import Recording, compiled, form_of
 from polymode.trees import Tree, filled, leaves, map_tree
 
 Tensors = dict[str, Tensor]
@@ -399,11 +399,8 @@ def _recorded_pass(
     if key not in known:
         if len(known) >= MOST_PASSES:
             return None
-        recording = record(forward, arguments)
         try:
-            if recording is None:
-                raise CannotCompile("PyTorch cannot record what the network does.")
-            known[key] = compiled(recording, arguments)
+            known[key] = compiled(forward, arguments)
         except CannotCompile as error:
             known[key] = None
             warnings.warn(f"A prediction runs under vmap, not compiled: {error.reason}", stacklevel=2)

@@ -1,4 +1,4 @@
-"""Recording what a function of tensors does, to replay it without Python's share, or compiled as one graph."""
+"""Recording what a function of tensors does, to replay it without Python's share, or to compile it."""
 
 import threading
 import warnings
@@ -82,11 +82,14 @@ def record(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recordi
     return Recording(graph.forward, map_tree(Tensor.detach, form_of_result[0]), constants, graph)
 
 
-def compiled(recording: Recording, arguments: tuple[Tree, ...]) -> Recording:
-    """The recording as one compiled graph that gives the same, up to rounding; or ``CannotCompile``.
+def compiled(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recording:
+    """Record a function and compile it as one graph that gives the same up to rounding, or ``CannotCompile``.
 
     PyTorch keeps compiled graphs on disk, and finds those that any process has left there.
     """
+    recording = record(function, arguments)
+    if recording is None:
+        raise CannotCompile("PyTorch cannot record what the network does.")
     with _recording, torch.no_grad():
         try:
             program = _compiled_once(recording, arguments)
@@ -209,8 +212,8 @@ def _largest(tensor: Tensor) -> float:
 def _agree(found: Sequence[Tensor], expected: Sequence[Tensor], moved: Sequence[float]) -> bool:
     """Whether differences are a matter of rounding.
 
-    They may be 2¹⁰ units in the last place of the largest value of a tensor, or as many times what it is moved
-    by arguments that are rounded otherwise: a difference of two large numbers has no more digits than that.
+    They may be 2¹⁰ units in the last place of the largest value of a tensor, or 2¹⁰ times what it is moved by
+    arguments that are rounded otherwise: a difference of two large numbers has no more digits than that.
     """
     unit = max([torch.finfo(t.dtype).eps for t in expected if t.is_floating_point()], default=0.0)
     for one, other, change in zip(found, expected, moved, strict=True):

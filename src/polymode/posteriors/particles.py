@@ -377,8 +377,10 @@ class Particles(BlockPosterior):
             blocks += (other if other.kind == self.kind else other.as_particles()).blocks
         # What is in memory lies side by side from now on, instead of being put there at every prediction.
         joined: list[Block] = []
-        for stored, some in itertools.groupby(blocks, lambda block: not isinstance(block, Members)):
-            joined += some if stored else _in_blocks(some)
+        for _, neighbours in itertools.groupby(blocks, type):
+            some = list(neighbours)
+            here = [block for block in some if isinstance(block, Members)]
+            joined += _in_blocks(here) if here else some
         return replace(self, blocks=joined)
 
     def as_particles(self) -> "Particles":

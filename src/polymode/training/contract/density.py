@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from polymode.errors import InputError
-from polymode.networks.surgery import batch_norms, random_layers
 from polymode.networks.members import Tensors
+from polymode.networks.surgery import batch_norms, random_layers
 from polymode.samplers import as_vectors, views_of
 from polymode.training.contract.batch import Batch
 from polymode.training.contract.objective import Objective
@@ -18,7 +18,7 @@ from polymode.training.contract.problem import Problem
 from polymode.training.contract.state import State
 from polymode.trees import Tree
 
-# What a sampler does with a density and its own tensors between two decisions; moves that are equal do the same.
+# What a sampler does with a density and its own tensors between two decisions.
 Move = Callable[..., Any]
 
 

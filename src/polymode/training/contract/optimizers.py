@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, _fused_adam_, _fused_adamw_, _fused_sgd_  # pyright: ignore
+from torch import _foreach_add_ as _add_  # pyright: ignore
 
 from polymode.errors import InputError, unknown_name
 from polymode.imports import import_object
@@ -310,7 +311,7 @@ class MemberOptimizer:
 def _step_of(instance: torch.optim.Optimizer) -> Callable[[], Any]:
     """A step of an optimiser; where a fused kernel does it, without what ``torch.optim`` does around it.
 
-    Looking for states, sorting tensors by device and type, and profiling take three times as long as the kernel
+    To look for states, sort tensors by device and type, and profile takes three times as long as the kernel
     where networks are small.
     """
     parameters = [p for group in instance.param_groups for p in group["params"]]
@@ -331,8 +332,8 @@ def _step_of(instance: torch.optim.Optimizer) -> Callable[[], Any]:
 
 def _update_adam(group: dict[str, Any], states: Sequence[dict[str, Tensor]]) -> None:
     steps, (beta1, beta2) = [state["step"] for state in states], group["betas"]
-    torch._foreach_add_(steps, 1)
-    kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+    _add_(steps, 1)
+    kernel = _fused_adamw_ if group["decoupled_weight_decay"] else _fused_adam_
     kernel(
         group["params"],
         [parameter.grad for parameter in group["params"]],
@@ -351,7 +352,7 @@ def _update_adam(group: dict[str, Any], states: Sequence[dict[str, Tensor]]) -> 
 
 
 def _update_sgd(group: dict[str, Any], states: Sequence[dict[str, Tensor]]) -> None:
-    torch._fused_sgd_(
+    _fused_sgd_(
         group["params"],
         [parameter.grad for parameter in group["params"]],
         [state["momentum_buffer"] for state in states] if group["momentum"] else [],

@@ -37,11 +37,8 @@ class Recordings:
         return self.found[key][0]
 
     def _compiled(self, function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recording | None:
-        recording = record(function, arguments)
         try:
-            if recording is None:
-                raise CannotCompile("PyTorch cannot record what the network does.")
-            return compiled(recording, arguments)
+            return compiled(function, arguments)
         except CannotCompile as error:
             if self.failure is None:
                 warnings.warn(f"A step runs under vmap, not compiled: {error.reason}", stacklevel=2)

@@ -105,7 +105,7 @@ def _seconds(material: Material, wanted: AnyBackend, counts: Sequence[int]) -> d
 def _or_compiled(
     material: Material, wanted: AnyBackend, best: Backend, seconds: dict[Way, float], threads: int
 ) -> Backend:
-    """The best backend so far, or a compiled graph where that is wanted or pays; its time joins the others."""
+    """The best backend so far, or a compiled graph where that is wanted or pays; its time is added."""
     problem, recordings = material.problem, material.problem.recordings
     if wanted in UNCOMPILED or problem.network.draws_globally:
         return best
@@ -142,8 +142,8 @@ def _seconds_of_training(material: Material, step: float) -> float:
 def _num_graphs(material: Material) -> int:
     """Graphs that a run needs, as far as can be told before: one for each kind of batches and of steps."""
     phases = material.phases(material.problem.execution)
-    kinds = {(phase.batches, getattr(phase.step, "__code__", phase.step)) for phase in phases}
-    return sum(material.batches.num_kinds(batches) for batches, _ in kinds)
+    kinds = {(phase.batches, getattr(phase.step, "__code__", phase.step)): phase for phase in phases}
+    return sum(material.batches.num_kinds(phase.batches) for phase in kinds.values())
 
 
 def _step_seconds(

@@ -12,8 +12,8 @@ import torch
 from polymode.networks.recording import COMPILER
 from polymode.training.loop.material import Material
 
-# Where nothing is known yet: seconds that a graph takes to compile, and the time of a compiled step of a small
-# network over that of the step as it is. A graph that was compiled before is found on disk.
+# Where nothing is known yet: seconds that a graph takes to compile, and to find on disk where it was compiled
+# before; and the time of a compiled step of a small network over that of the step as it is.
 COMPILE_SECONDS, FIND_SECONDS, RATIO = 6.0, 0.6, 0.35
 IMPORT_SECONDS = 1.5  # of PyTorch's compiler, once in a process
 WORTH_A_LOOK = 3.0  # seconds of training below which nothing can be gained
@@ -49,7 +49,7 @@ class Note:
         return Note(None if folder is None else folder / f"{digest}.json")
 
     def is_worth_it(self, seconds: float, num_graphs: int) -> bool:
-        """Whether compiling so many graphs saves more than it costs in a training that takes so long as it is."""
+        """Whether compiling so many graphs saves more than it costs, in a training of so many seconds."""
         if seconds < WORTH_A_LOOK:
             return False
         own = self._read(self.path)

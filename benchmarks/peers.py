@@ -255,7 +255,8 @@ def main() -> int:
         results.append(measure(name, contenders, pythons, options))
         if options.out:
             options.out.write_text(json.dumps(setting | {"results": results}, indent=2))
-    print(f"\n`{setting['command']}`: {options.threads} thread(s), best of {options.repeats} turns.\n")
+    print(f"\n`{setting['command']}`: {options.threads} thread(s), best of {options.repeats} turn(s).")
+    print("Tiny sizes, not those of the titles: times mean nothing.\n" if options.quick else "")
     print(ratios(results, contenders), seconds(results), versions(results), sep="\n\n")
     for environment, reason in missing.items():
         print(f"- the environment {environment} could not be made: {reason}")

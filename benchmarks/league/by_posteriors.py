@@ -3,22 +3,35 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state
 from torch.nn import functional as F
 
-from league.jobs import FRICTION, NOISE_STD, PRIOR_STD, RATE, Sizes, Timed, regression
-from league.networks import MLP, shuffled, tensors
+from league.jobs import (
+    CNN_MOMENTUM,
+    CNN_RATE,
+    FRICTION,
+    NOISE_STD,
+    PRIOR_STD,
+    RATE,
+    Sizes,
+    Timed,
+    images,
+    regression,
+)
+from league.networks import MLP, SmallCNN, shuffled, tensors
 
 Parameters = dict[str, Tensor]
+Batch = tuple[Tensor, Tensor]
 
 
 def _log_posterior(num_rows: int) -> Callable:
     """Divided by the number of rows, with which the library asks for a temperature of one over it."""
-    template = MLP().requires_grad_(False)
+    template = MLP()
 
-    def log_posterior(parameters: Parameters, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def log_posterior(parameters: Parameters, batch: Batch) -> tuple[Tensor, Tensor]:
         inputs, targets = batch
         outputs = functional_call(template, parameters, (inputs,))
         squares = torch.stack([p.square().sum() for p in parameters.values()]).sum()
@@ -28,17 +41,22 @@ def _log_posterior(num_rows: int) -> Callable:
     return log_posterior
 
 
-def _training(sizes: Sizes, transform: Any) -> Timed:
-    x, y = tensors(regression(sizes.rows))
+def _training(
+    sizes: Sizes,
+    transform: Any,
+    arrays: tuple[np.ndarray, np.ndarray],
+    factory: Callable[[], nn.Module] = MLP,
+) -> Timed:
+    x, y = tensors(arrays)
 
     def alone(epochs: int) -> None:
-        state = transform.init({name: p.detach() for name, p in MLP().named_parameters()})
+        state = transform.init({name: p.detach() for name, p in factory().named_parameters()})
         for _ in range(epochs):
             for batch in shuffled(x, y, sizes.batch_size):
                 state, _ = transform.update(state, batch)
 
     def together(epochs: int) -> None:
-        parameters, _ = stack_module_state([MLP() for _ in range(sizes.members)])
+        parameters, _ = stack_module_state([factory() for _ in range(sizes.members)])
         state = torch.vmap(transform.init, randomness="different")(
             {name: p.detach() for name, p in parameters.items()}
         )
@@ -52,18 +70,29 @@ def _training(sizes: Sizes, transform: Any) -> Timed:
     return Timed(lambda: train(sizes.epochs), lambda: train(1))
 
 
+def _descent(loss: Callable[[Tensor, Tensor], Tensor], module: nn.Module, optimizer: Any) -> Any:
+    import posteriors
+
+    def loss_of(parameters: Parameters, batch: Batch) -> tuple[Tensor, Tensor]:
+        inputs, targets = batch
+        outputs = functional_call(module, parameters, (inputs,))
+        return loss(outputs, targets), outputs.detach()
+
+    return posteriors.torchopt.build(loss_of, optimizer)
+
+
 def ensemble(sizes: Sizes) -> Timed:
     import torchopt
 
-    import posteriors
+    transform = _descent(F.mse_loss, MLP(), torchopt.adam(lr=1e-3))
+    return _training(sizes, transform, regression(sizes.rows))
 
-    log_posterior = _log_posterior(sizes.rows)
 
-    def loss(parameters: Parameters, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        value, outputs = log_posterior(parameters, batch)
-        return -value, outputs
+def cnn_ensemble(sizes: Sizes) -> Timed:
+    import torchopt
 
-    return _training(sizes, posteriors.torchopt.build(loss, torchopt.adam(lr=1e-3)))
+    transform = _descent(F.cross_entropy, SmallCNN(), torchopt.sgd(lr=CNN_RATE, momentum=CNN_MOMENTUM))
+    return _training(sizes, transform, images(sizes.rows), SmallCNN)
 
 
 def mean_field(sizes: Sizes) -> Timed:
@@ -74,7 +103,7 @@ def mean_field(sizes: Sizes) -> Timed:
     transform = posteriors.vi.diag.build(
         _log_posterior(sizes.rows), torchopt.adam(lr=1e-3), temperature=1 / sizes.rows, init_log_sds=-6.0
     )
-    return _training(sizes, transform)
+    return _training(sizes, transform, regression(sizes.rows))
 
 
 def sgmcmc(sizes: Sizes) -> Timed:
@@ -88,4 +117,4 @@ def sgmcmc(sizes: Sizes) -> Timed:
         transform = posteriors.sgmcmc.sghmc.build(
             log_posterior, step, alpha=FRICTION / step, temperature=temperature
         )
-    return _training(sizes, transform)
+    return _training(sizes, transform, regression(sizes.rows))

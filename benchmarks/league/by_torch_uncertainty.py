@@ -163,9 +163,17 @@ def prediction(sizes: Sizes) -> Timed:
 
 
 def sgmcmc(sizes: Sizes) -> Timed:
+    """Optimisers that add noise; several chains would share one loss, so they run one after another."""
     from torch_uncertainty.optim import SGHMC, SGLD
 
     options = {"noise_factor": sizes.rows**-0.5, "weight_decay": 1 / (PRIOR_STD**2 * sizes.rows)}
     if sizes.kernel == "sgld":
-        return _regression(sizes, MLP, optimizer=partial(SGLD, lr=RATE, **options))
-    return _regression(sizes, MLP, optimizer=partial(SGHMC, lr=RATE**0.5, friction=FRICTION, **options))
+        chain = _regression(sizes, MLP, optimizer=partial(SGLD, lr=RATE, **options))
+    else:
+        chain = _regression(sizes, MLP, optimizer=partial(SGHMC, lr=RATE**0.5, friction=FRICTION, **options))
+
+    def run() -> None:
+        for _ in range(sizes.members):
+            chain.run()
+
+    return Timed(run, chain.warm_up)

@@ -28,6 +28,10 @@ from polymode.trees import map_tree
 # a member takes longer than this it cannot pay, and trying it needs the activations of all members at once.
 WORTH_VECTORISING = 0.025
 
+# Compiling saves the cost of calling kernels, too, and takes seconds to minutes. Where a member's step takes
+# longer than this there is little to save, and what vmap slows down by this factor no compiler makes good.
+WORTH_COMPILING, WORTH_RECORDING = 0.003, 1.3
+
 # Several threads must be faster than one by this factor. As soon as anybody else computes on the same cores
 # they wait for each other in every operation, and a step takes a multiple of its time; one thread does not.
 WORTH_THREADS = 1.15
@@ -49,7 +53,7 @@ def choose_execution(material: Material, computing: Computing) -> tuple[Executio
     too.
     """
     with _measuring:
-        counts = _counts(material.problem.execution, computing.threads)
+        counts = _counts(material.problem.execution, computing)
         seconds = _seconds(material, computing.backend, counts)
         few, many = _fastest(seconds, counts[0]), _fastest(seconds, counts[-1])
         backend, number = many if seconds[many] * WORTH_THREADS <= seconds[few] < math.inf else few
@@ -72,24 +76,26 @@ def _fastest(seconds: Mapping[Way, float], threads: int) -> Way:
     return min((way for way in seconds if way[1] == threads), key=lambda way: seconds[way])
 
 
-def _counts(execution: Execution, threads: int | None) -> list[int]:
+def _counts(execution: Execution, computing: Computing) -> list[int]:
     """Numbers of threads to choose from, the fewest first."""
-    if threads is not None:
-        return [threads]
+    if computing.threads is not None:
+        return [computing.threads]
     available = available_threads()
-    return sorted({1, available}) if execution.device.type == "cpu" else [available]
+    if execution.device.type != "cpu":
+        return [available]
+    # A graph is compiled for a number of threads: who wants nothing else is spared a second one.
+    return [1] if computing.backend == "compiled" else sorted({1, available})
 
 
 def _seconds(material: Material, wanted: AnyBackend, counts: Sequence[int]) -> dict[Way, float]:
     """Time of a step under vmap or in a loop, as it may be taken, with every number of threads."""
     network, execution = material.problem.network, material.problem.execution
     num_members = material.state.members.num_members
-    if wanted == "compiled":
-        counts = counts[:1]  # a graph is compiled for a number of threads
     if wanted in UNCOMPILED or num_members == 1 or network.draws_globally:
         only: Backend = "vmap" if wanted == "vmap" else "loop"
         # A cold first step is no part of the training's time, even where there is nothing to choose.
-        return _step_seconds(material, only, counts, repeats=REPEATS if len(counts) > 1 else 0)
+        undecided = len(counts) > 1 or (wanted not in UNCOMPILED and not network.draws_globally)
+        return _step_seconds(material, only, counts, repeats=REPEATS if undecided else 0)
     seconds = _step_seconds(material, "loop", counts)
     if execution.device.type != "cpu" or min(seconds.values()) / num_members < WORTH_VECTORISING:
         try:
@@ -106,30 +112,30 @@ def _or_compiled(
     material: Material, wanted: AnyBackend, best: Backend, seconds: dict[Way, float], threads: int
 ) -> Backend:
     """The best backend so far, or a compiled graph where that is wanted or pays; its time is added."""
-    problem, recordings = material.problem, material.problem.recordings
-    if wanted in UNCOMPILED or problem.network.draws_globally:
+    step, recordings = seconds[best, threads], material.problem.recordings
+    if wanted in UNCOMPILED or material.problem.network.draws_globally or math.isinf(step):
         return best
-    note, step = Note.of(material, threads), seconds[best, threads]
+    note = Note.of(material, threads)
+    small = step < WORTH_COMPILING * material.state.members.num_members
+    vectorises = seconds.get(("vmap", threads), step) <= WORTH_RECORDING * step
     if wanted == "auto" and not (
-        step / material.state.members.num_members < WORTH_VECTORISING
-        and note.is_worth_it(_seconds_of_training(material, step), _num_graphs(material))
+        small and vectorises and note.is_worth_it(_seconds_of_training(material, step), _num_graphs(material))
     ):
         return best
     began = time.perf_counter()
-    try:
-        seconds |= _step_seconds(material, "compiled", [threads])
-    except CannotVectorise as error:
-        recordings.failure = error.reason
-        if wanted == "compiled":
-            warnings.warn(
-                f"Nothing is compiled, because vmap cannot run this module: {error.reason}", stacklevel=5
-            )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what fails is told below, with what is done instead
+        try:
+            seconds |= _step_seconds(material, "compiled", [threads])
+        except CannotVectorise as error:
+            recordings.failure = error.reason
     if recordings.failure is not None:
         seconds.pop(("compiled", threads), None)
+        warnings.warn(f"Nothing is compiled ({recordings.failure}): the backend is {best}.", stacklevel=6)
         return best
-    taken = seconds["compiled", threads]
-    note.write(time.perf_counter() - began, taken / step)
-    return "compiled" if wanted == "compiled" or taken < step else best
+    compiled = seconds["compiled", threads]
+    note.write(time.perf_counter() - began, compiled / step)
+    return "compiled" if wanted == "compiled" or compiled < step else best
 
 
 def _seconds_of_training(material: Material, step: float) -> float:

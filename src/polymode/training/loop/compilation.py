@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from polymode.networks.recording import COMPILER
+from polymode.networks import recording
 from polymode.training.loop.material import Material
 
 # Where nothing is known yet: seconds that a graph takes to compile, and to find on disk where it was compiled
@@ -42,7 +42,7 @@ class Note:
             "precision": request.precision,
             "device": str(request.device),
             "threads": threads,
-            "versions": [torch.__version__, COMPILER],
+            "version": torch.__version__,
         }
         digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
         folder = _folder()
@@ -91,6 +91,6 @@ def _folder() -> Path | None:
     try:
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-        return Path(cache_dir()) / "polymode"
+        return Path(cache_dir()) / "polymode" / recording.COMPILER
     except (ImportError, OSError):
         return None

@@ -139,7 +139,8 @@ def gather(request: Request, folder: Path | None) -> Material:
 
     def arrange(examples: Examples, has_groups: bool) -> Examples:
         """Examples as the network wants them; what was not checked in memory before is checked now."""
-        examples = map_tree(lambda t: t.to(device, non_blocking=True), examples)
+        if not in_memory or examples.targets.device != device:
+            examples = map_tree(lambda t: t.to(device, non_blocking=True), examples)
         if not in_memory:
             check_finite(examples.inputs)
             request.likelihood.check_targets(examples.targets, seen.outputs)

@@ -14,9 +14,14 @@ import copy
 import json
 import math
 import multiprocessing
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -27,6 +32,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import polymode as pm
+from polymode.networks.members import Backend
 from polymode.posteriors.network import Network
 
 # Jobs by name; one that returns a number has counted its seconds itself.
@@ -43,6 +49,7 @@ class Case:
     repeats: int = 3
     flops: Callable[[], float] | None = None  # of the whole job, for the arithmetic limit
     work: tuple[float, str] | None = None  # how much of what the job does, to show it by the second
+    fresh: bool = False  # contenders run in processes of their own: no warming up, no memory of this one
 
 
 # --- the ordinary loops ------------------------------------------------------------------------
@@ -92,8 +99,7 @@ class Fit:
 
 def mlp_case(num_members: int, epochs: int, *, with_loader: bool) -> Callable[[], Contenders]:
     def build() -> Contenders:
-        torch.manual_seed(0)
-        x, y = torch.randn(10_000, 20), torch.randn(10_000, 1)
+        [(x, y)] = table_data()
 
         def factory():
             return pm.models.MLP(20, 1, (50,))
@@ -142,9 +148,7 @@ def drawn_mlps_case(of: pm.Method) -> Callable[[], Contenders]:
 
 def splits_case() -> Contenders:
     """20 splits × 10 members of a UCI-size MLP (455 rows, 13 features, 50 units)."""
-    torch.manual_seed(0)
-    sets = [(torch.randn(455, 13), torch.randn(455, 1)) for _ in range(20)]
-    epochs = 20
+    sets, epochs = splits_data(), 20
 
     def factory():
         return pm.models.MLP(13, 1, (50,))
@@ -161,6 +165,97 @@ def splits_case() -> Contenders:
     return {"polymode": ours, "loop, in-memory batches": loop}
 
 
+def whole_case(
+    data: Callable[[], list[tuple[torch.Tensor, torch.Tensor]]],
+    num_members: int,
+    epochs: int,
+    *,
+    loader: bool,
+) -> Callable[[], Contenders]:
+    """Whole trainings of MLPs with 50 units: ours in fresh processes, with all that a run costs at its start.
+
+    Loops take so long, and equally long for every epoch, that a twentieth of the epochs is timed.
+    """
+
+    def build() -> Contenders:
+        part = epochs // 20
+
+        def loop(make_batches):
+            def run() -> float:
+                began = time.perf_counter()
+                for x, y in data():
+                    batches = make_batches(x, y)
+                    for _ in range(num_members):
+                        train_alone(pm.models.MLP(x.shape[1], 1, (50,)), batches, F.mse_loss, part)
+                return (time.perf_counter() - began) * epochs / part
+
+            return run
+
+        def ours(cold: bool):
+            return lambda: _in_fresh_process(_whole_training, data, num_members, epochs, cold)
+
+        contenders = {
+            "polymode": ours(cold=False),
+            "polymode, compiled anew": ours(cold=True),
+            "loop, in-memory batches": loop(lambda x, y: in_memory_batches(x, y, 100)),
+        }
+        if loader:
+
+            def loaded(x, y):
+                batches = DataLoader(TensorDataset(x, y), batch_size=100, shuffle=True)
+                return lambda: batches
+
+            contenders["loop, DataLoader"] = loop(loaded)
+        ours(cold=False)()  # leaves the graph on disk
+        return contenders
+
+    return build
+
+
+def _whole_training(data, num_members: int, epochs: int, cold: bool) -> float:
+    """Seconds of a call of ``fit``. cold: PyTorch knows the machine's compiler, but no graph."""
+    if cold:
+        folder = tempfile.mkdtemp()
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        _compile_something()
+    sets = [pm.ArrayData(x, y, batch_size=100) for x, y in data()]
+    columns = sets[0].inputs.shape[1]
+    began = time.perf_counter()
+    pm.fit(
+        pm.methods.DeepEnsemble(num_members),
+        lambda: pm.models.MLP(columns, 1, (50,)),
+        sets,
+        likelihood=pm.likelihoods.FixedGaussian(std=1.0),
+        epochs=epochs,
+        progress=False,
+    )
+    seconds = time.perf_counter() - began
+    if cold:
+        shutil.rmtree(folder)
+    return seconds
+
+
+def _compile_something() -> None:
+    """Let PyTorch precompile its headers, as it does once on a machine: in a process of its own."""
+    code = "import torch; torch.compile(lambda x: x.sin() + 1)(torch.ones(100))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _in_fresh_process(job: Callable[..., float], *arguments) -> float:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(job, *arguments).result()
+
+
+def table_data() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    return [(torch.randn(10_000, 20), torch.randn(10_000, 1))]
+
+
+def splits_data() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    return [(torch.randn(455, 13), torch.randn(455, 1)) for _ in range(20)]
+
+
 def prediction_case(num_points: int) -> Callable[[], Contenders]:
     """S = 100 MLPs, the mean of their probabilities (polymode also gives the entropies)."""
 
@@ -169,19 +264,33 @@ def prediction_case(num_points: int) -> Callable[[], Contenders]:
         modules = [pm.models.MLP(20, 10, (50,)).eval() for _ in range(100)]
         members = pm.stack([{n: t.detach() for n, t in m.state_dict().items()} for m in modules])
         network = Network(copy.deepcopy(modules[0]), pm.likelihoods.Categorical(), "vmap")
-        posterior = pm.Particles(network, blocks=[members])
+        vmap = pm.Particles(network, blocks=[members])
         x = torch.randn(num_points, 20)
+        first, first_bias, second, second_bias = members.stacked.values()
 
-        def ours():
-            for _ in range(50):
-                posterior.predict(x)
+        def ours(posterior):
+            def run():
+                for _ in range(50):
+                    posterior.predict(x)
+
+            return run
 
         def loop():
             for _ in range(50):
                 with torch.no_grad():
                     torch.stack([module(x).softmax(-1) for module in modules]).mean(0)
 
-        return {"polymode": ours, "loop": loop}
+        def by_hand():
+            for _ in range(50):
+                hidden = torch.baddbmm(first_bias[:, None], x.expand(100, -1, -1), first.mT).relu_()
+                torch.baddbmm(second_bias[:, None], hidden, second.mT).softmax(-1).mean(0)
+
+        return {
+            "polymode": ours(vmap.with_backend("compiled")),
+            "polymode, vmap": ours(vmap),
+            "loop": loop,
+            "batched products by hand": by_hand,
+        }
 
     return build
 
@@ -318,14 +427,14 @@ def hmc_case(num_chains: int) -> Callable[[], Contenders]:
         )
         data = pm.ArrayData(x, y, batch_size=len(x))
 
-        def ours():
+        def ours(backend: Backend) -> float:
             posterior = pm.fit(
                 method,
                 uci_mlp,
                 data,
                 likelihood="heteroscedastic_gaussian",
                 epochs=1 + TRANSITIONS * LEAPS,
-                backend="vmap",
+                backend=backend,
                 progress=False,
             )
             found = posterior.record["findings"][0]
@@ -336,7 +445,11 @@ def hmc_case(num_chains: int) -> Callable[[], Contenders]:
             for _ in range(num_chains):
                 leapfrog_chain(uci_mlp(), x, y)
 
-        return {"polymode": ours, "loop": loop}
+        return {
+            "polymode": lambda: ours("compiled"),
+            "polymode, vmap": lambda: ours("vmap"),
+            "loop": loop,
+        }
 
     return build
 
@@ -509,8 +622,31 @@ CASES = {
         {"loop, in-memory batches": 10.0},
         repeats=2,
     ),
-    "predict10": Case("prediction with S=100 MLPs, 10 points", prediction_case(10), {"loop": 10.0}, 5),
+    "mlp10_whole": Case(
+        "K=10 MLPs (20-50-1, batch 100, 10,000 rows), 100 epochs, whole calls in fresh processes",
+        whole_case(table_data, 10, 100, loader=True),
+        {"loop, DataLoader": 20.0},
+        repeats=2,
+        fresh=True,
+    ),
+    "mlp50_whole": Case(
+        "K=50 of them, 100 epochs",
+        whole_case(table_data, 50, 100, loader=False),
+        {"loop, in-memory batches": 15.0},
+        repeats=1,
+        fresh=True,
+    ),
+    "splits_whole": Case(
+        "20 splits × 10 members of a UCI-size MLP, 1,000 epochs",
+        whole_case(splits_data, 10, 1000, loader=False),
+        {"loop, in-memory batches": 25.0},
+        repeats=1,
+        fresh=True,
+    ),
+    "predict1": Case("prediction with S=100 MLPs, 1 point", prediction_case(1), {}, 5),
+    "predict10": Case("the same, 10 points", prediction_case(10), {"loop": 10.0}, 5),
     "predict100": Case("the same, 100 points", prediction_case(100), {"loop": 10.0}, 5),
+    "predict1000": Case("the same, 1,000 points", prediction_case(1000), {}, 5),
     "smallcnn5": Case(
         "K=5 SmallCNNs, 4,096 images, batch 128",
         convolution_case(small_cnn, 5, 4096),
@@ -646,13 +782,13 @@ def peak_memory(case: str, contender: str) -> float:
 
 def measure(name: str, case: Case) -> dict:
     contenders = case.build()
-    for job in contenders.values():
+    for job in () if case.fresh else contenders.values():
         job()  # warm up: first calls load kernels and fill caches
     best = dict.fromkeys(contenders, float("inf"))
     for _ in range(case.repeats):
         for contender, job in contenders.items():
             best[contender] = min(best[contender], _timed(job))
-    memory = {contender: peak_memory(name, contender) for contender in contenders}
+    memory = {contender: math.nan if case.fresh else peak_memory(name, contender) for contender in contenders}
     rows = [
         {
             "contender": contender,
@@ -693,7 +829,7 @@ def show(result: dict) -> None:
             f"{row['seconds']:.3f}",
             f"{row['ratio']:.2f}",
             verdict,
-            f"{row['peak_memory_mb']:.0f}",
+            "" if math.isnan(row["peak_memory_mb"]) else f"{row['peak_memory_mb']:.0f}",
             *[f"{row[rate]:,.4g}" for rate in rates],
         )
     if "limit_seconds" in result:

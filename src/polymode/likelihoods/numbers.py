@@ -227,13 +227,15 @@ class _NumbersAccumulator(Accumulator):
         super().__init__(num_points)
         self.likelihood = likelihood
         self.centre: Tensor | None = None
+        self.begun: set[int] = set()  # where the rows begin that a member has seen
 
     def update(self, outputs: Tree, weights: Tensor, rows: slice) -> None:
         law = self.likelihood.law(outputs)
         mean = law.mean
         if self.centre is None:
             self.centre = mean.new_zeros(self.num_points, *mean.shape[2:], dtype=torch.float64)
-        if not bool(self.total[rows].any()):
+        if rows.start not in self.begun:
+            self.begun.add(rows.start)
             self.centre[rows] = mean[0].double()
         # Squares are taken around the first member: sums of raw squares would cancel.
         deviation = mean.double() - self.centre[rows]

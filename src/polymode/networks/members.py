@@ -381,7 +381,7 @@ def forward_members(
     arguments = (members.stacked, members.shared, inputs, offset)
     training = any(part.training for part in module.modules())
     if backend == "compiled" and not training and not torch.is_grad_enabled():
-        recording = _recorded_pass(module, forward, arguments, (members.num_groups, inputs_have_members))
+        recording = compiled_pass(module, forward, arguments, (members.num_groups, inputs_have_members))
         if recording is not None:
             return recording.bind()(*arguments)
     return forward(*arguments)
@@ -392,9 +392,13 @@ _PASSES: "WeakKeyDictionary[nn.Module, dict[Any, Recording | None]]" = WeakKeyDi
 MOST_PASSES = 32  # of a module; who asks for more forms of inputs has them run under vmap
 
 
-def _recorded_pass(
+def compiled_pass(
     module: nn.Module, forward: Callable[..., Tree], arguments: tuple[Tree, ...], key: tuple[Any, ...]
 ) -> Recording | None:
+    """A function that runs a module in evaluation mode, compiled for arguments like these; None if it cannot.
+
+    key: tells such functions of the module apart.
+    """
     known, key = _PASSES.setdefault(module, {}), (*key, *form_of(arguments))
     if key not in known:
         if len(known) >= MOST_PASSES:

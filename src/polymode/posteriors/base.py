@@ -16,7 +16,7 @@ from polymode.errors import InputError, require, require_whole, unknown_name
 from polymode.likelihoods import Likelihood, Predictive
 from polymode.networks.members import Backend, Members, Tensors, forward_members
 from polymode.networks.surgery import match_precision, structure_of
-from polymode.posteriors.network import Network
+from polymode.posteriors.network import Network, compiled_prediction
 from polymode.storage import CheckedFile, write_document, write_tensors
 from polymode.trees import Tree, leaves, length, map_tree
 
@@ -246,16 +246,43 @@ class Posterior(ABC):
         require(length(inputs := as_tree(inputs)) > 0, "There are no points to predict.")
         check_finite(match_precision(self.network.dtype, inputs))  # as the network will see them
         state = None if generator is None else generator.get_state()
-        accumulator = self.network.likelihood.accumulator(length(inputs))
-        for rows, outputs, weights in self.outputs(
-            inputs, num_draws, generator, batch_size=batch_size, average=average
-        ):
-            accumulator.update(outputs, weights, rows)
-        predictive = accumulator.result()
+        predictive = None
+        if self.network.backend == "compiled" and average == "predictions" and num_draws is None:
+            predictive = self._compiled_prediction(inputs, batch_size)
+        if predictive is None:
+            accumulator = self.network.likelihood.accumulator(length(inputs))
+            for rows, outputs, weights in self.outputs(
+                inputs, num_draws, generator, batch_size=batch_size, average=average
+            ):
+                accumulator.update(outputs, weights, rows)
+            predictive = accumulator.result()
         if not quantiles:
             return predictive
         found = self._quantiles(inputs, num_draws, generator, state, quantiles, average)
         return predictive.with_quantiles(found)
+
+    def _compiled_prediction(self, inputs: Tree, batch_size: int) -> Predictive | None:
+        """A whole prediction as one graph, where all members run side by side on all points at once."""
+        network, count = self.network, length(inputs)
+        if self.num_members is None or self.num_members < 2 or count > batch_size:
+            return None
+        blocks = [block for block, _ in zip(self.draw(), range(2), strict=False)]
+        parts = list(self._at_once(blocks[0].to(network.device), inputs, batch_size))
+        if len(blocks) + len(parts) > 2:
+            return None
+        [block] = parts
+        inputs = network.arrange(map_tree(lambda x: x.to(network.device), inputs))
+
+        def predict(stacked: Tensors, shared: Tensors, inputs: Tree, weights: Tensor) -> Predictive:
+            members = replace(block, stacked=stacked, shared=shared)
+            outputs = forward_members(network.module, members, inputs, backend="vmap")
+            accumulator = network.likelihood.accumulator(count)
+            accumulator.update(outputs, weights, slice(0, count))
+            return accumulator.result()
+
+        return compiled_prediction(
+            network, predict, (block.stacked, block.shared, inputs, block.log_weights.exp())
+        )
 
     def _quantiles(
         self,

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -12,9 +12,17 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
 from polymode.errors import CannotVectorise, CheckpointError
-from polymode.likelihoods import Likelihood
+from polymode.likelihoods import Likelihood, Predictive
 from polymode.networks.adaptations import Adaptation
-from polymode.networks.members import Backend, Members, Tensors, copied_module, forward_members
+from polymode.networks.members import (
+    Backend,
+    Members,
+    Tensors,
+    compiled_pass,
+    copied_module,
+    forward_members,
+)
+from polymode.networks.recording import form_of
 from polymode.networks.surgery import (
     floating_type,
     has_convolutions,
@@ -28,6 +36,9 @@ _ACTIVATIONS: "WeakKeyDictionary[nn.Module, dict[tuple, int]]" = WeakKeyDictiona
 
 # What vmap has turned out not to be able to run in evaluation mode: modules with the names that members own.
 _ONE_BY_ONE: "WeakKeyDictionary[nn.Module, set[frozenset[str]]]" = WeakKeyDictionary()
+
+# A predictive of each graph that was compiled for a module, for all that is no tensor in it.
+_PREDICTIONS: "WeakKeyDictionary[nn.Module, dict[Any, tuple[Any, Likelihood]]]" = WeakKeyDictionary()
 
 Outputs = TypeVar("Outputs")
 
@@ -181,3 +192,24 @@ def check_fingerprint(saved: dict, given: dict, where: str) -> None:
                 f"{where} belongs to another network: {name!r} is {saved.get(name, 'absent')} there "
                 f"and {given.get(name, 'absent')} in the module given. Pass the module it was made with."
             )
+
+
+def compiled_prediction(
+    network: Network, predict: Callable[..., Predictive], arguments: tuple[Tree, ...]
+) -> Predictive | None:
+    """What a function makes of members and inputs, as one compiled graph; None where there can be none."""
+    made: list[Predictive] = []
+
+    def tensors(*arguments: Tree) -> Tensors:
+        made[:] = [predict(*arguments)]
+        return {name: value for name, value in vars(made[0]).items() if isinstance(value, Tensor)}
+
+    known = _PREDICTIONS.setdefault(network.module, {})
+    key = (id(network.likelihood), *form_of(arguments))
+    with torch.no_grad():
+        recording = compiled_pass(network.module, tensors, arguments, ("predict", *key))
+        if made:  # the likelihood stays alive with it, so that its identity is its own
+            known[key] = (made[0], network.likelihood)
+        if recording is None or key not in known:  # another thread is about to write it
+            return None
+        return replace(known[key][0], **recording.bind()(*arguments))

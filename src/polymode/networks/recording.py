@@ -1,9 +1,12 @@
 """Recording what a function of tensors does, to replay it without Python's share, or to compile it."""
 
+import os
+import stat
 import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,6 +97,8 @@ def compiled(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recor
         try:
             program = _compiled_once(recording, arguments)
             found = _results_and_changes(program, _copies(arguments), recording.constants)
+        except CannotCompile:
+            raise
         except Exception as error:
             raise CannotCompile((str(error) or type(error).__name__).splitlines()[0]) from error
         expected, disturbed = (
@@ -133,6 +138,7 @@ def _compile(graph: Any, tensors: list[Tensor]) -> Program:
     from torch._dynamo import lookup_backend
     from torch._inductor import config
 
+    _check_folder()
     options: dict[str, Any] = {
         "compile_threads": 1,  # a graph has one or two kernels: to start other processes takes longer
         "triton.cudagraphs": any(tensor.is_cuda for tensor in tensors),  # not tried on such a device yet
@@ -143,6 +149,19 @@ def _compile(graph: Any, tensors: list[Tensor]) -> Program:
     with warnings.catch_warnings(), config.patch(options):
         warnings.simplefilter("ignore")  # PyTorch's remarks on itself: the numbers decide
         return lookup_backend(COMPILER)(graph, tensors)
+
+
+def _check_folder() -> None:
+    """Refuse to run code from a folder that others write to; that of PyTorch has a name anybody can guess."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    folder = Path(cache_dir())
+    found = folder.stat()
+    if hasattr(os, "getuid") and (found.st_uid not in (os.getuid(), 0) or found.st_mode & stat.S_IWOTH):
+        raise CannotCompile(
+            f"others may write to {folder}, where PyTorch keeps compiled code. Let TORCHINDUCTOR_CACHE_DIR "
+            "name a folder of your own."
+        )
 
 
 # --- what a recording is made of and compared by --------------------------------------------------

@@ -131,7 +131,9 @@ def _or_compiled(
             recordings.failure = error.reason
     if recordings.failure is not None:
         seconds.pop(("compiled", threads), None)
-        warnings.warn(f"Nothing is compiled ({recordings.failure}): the backend is {best}.", stacklevel=6)
+        warnings.warn(
+            f"The backend is {best}, as nothing can be compiled: {recordings.failure}", stacklevel=6
+        )
         return best
     compiled = seconds["compiled", threads]
     note.write(time.perf_counter() - began, compiled / step)

@@ -85,13 +85,14 @@ class Fit:
     def __init__(self, method, model, data, likelihood, epochs, backend="auto") -> None:
         self.arguments = (method, model, data)
         self.options = {"likelihood": likelihood, "epochs": epochs, "progress": False}
-        self.backend, self.choice_seconds = backend, 0.0
+        self.backend, self.choice_seconds, self.threads = backend, 0.0, torch.get_num_threads()
 
     def __call__(self, seed: int = 0) -> None:
         posterior = pm.fit(*self.arguments, **self.options, backend=self.backend, seed=seed)
         record = (posterior[0] if isinstance(posterior, list) else posterior).record
         if self.backend == "auto":
             self.backend, self.choice_seconds = record["backend"], record["choice_seconds"]
+        self.threads = record["threads"]
 
 
 # --- MLPs --------------------------------------------------------------------------------------
@@ -593,11 +594,14 @@ def convolution_flops(factory: Callable[[], nn.Module], num_examples: int) -> Ca
     return count
 
 
-def peak_flops() -> float:
-    """What this machine reaches in a large matrix product: the practical arithmetic limit."""
-    a = torch.randn(2048, 2048)
+def peak_flops(threads: int) -> float:
+    """What this machine reaches in a large matrix product with so many threads: the practical limit."""
+    a, before = torch.randn(2048, 2048), torch.get_num_threads()
+    torch.set_num_threads(threads)
     a @ a
-    return 2 * 2048**3 / min(_timed(lambda: a @ a) for _ in range(10))
+    seconds = min(_timed(lambda: a @ a) for _ in range(10))
+    torch.set_num_threads(before)
+    return 2 * 2048**3 / seconds
 
 
 def small_cnn() -> nn.Module:
@@ -806,9 +810,9 @@ def measure(name: str, case: Case) -> dict:
     result = {"case": name, "title": case.title, "rows": rows}
     if isinstance(contenders["polymode"], Fit):
         ours = contenders["polymode"]
-        result |= {"backend": ours.backend, "choice_seconds": ours.choice_seconds}
+        result |= {"backend": ours.backend, "choice_seconds": ours.choice_seconds, "threads": ours.threads}
     if case.flops is not None:
-        result["limit_seconds"] = case.flops() / peak_flops()
+        result["limit_seconds"] = case.flops() / peak_flops(result.get("threads", torch.get_num_threads()))
     return result
 
 
@@ -836,7 +840,7 @@ def show(result: dict) -> None:
         limit, ours = result["limit_seconds"], result["rows"][0]["seconds"]
         table.add_row("arithmetic limit", f"{limit:.3f}", f"{limit / ours:.2f}", "", "")
     if "backend" in result:
-        table.caption = f"backend {result['backend']}"
+        table.caption = f"backend {result['backend']}, threads {result['threads']}"
         if result["choice_seconds"]:
             table.caption += f", chosen in {result['choice_seconds']:.2f} s (once a run)"
     Console(width=100).print(table)

@@ -143,8 +143,9 @@ def _compile(graph: Any, tensors: list[Tensor]) -> Program:
         "compile_threads": 1,  # a graph has one or two kernels: to start other processes takes longer
         "triton.cudagraphs": any(tensor.is_cuda for tensor in tensors),  # not tried on such a device yet
     }
-    if torch.backends.cpu.get_cpu_capability() == "AVX2":
-        # Every compiler knows these instructions; to try them out takes seconds in every process.
+    has_matrix_units = getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)()
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") and not has_matrix_units:
+        # Compilers have known these instructions for years; to try them out takes seconds in every process.
         options["cpp.vec_isa_ok"] = True
     with warnings.catch_warnings(), config.patch(options):
         warnings.simplefilter("ignore")  # PyTorch's remarks on itself: the numbers decide

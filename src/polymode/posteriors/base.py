@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 # A block of drawn weights, and the member outputs computed at once, stay below this many bytes.
 BLOCK_BYTES = 2**28
+
+# Points that members see at once, unless said otherwise. Activations of a convolution on more points than the
+# second number exceed what the system's allocator keeps: every pass gets new memory, and takes twice as long.
+ROWS, CONVOLUTION_ROWS = 1024, 256
 ACTIVATION_BYTES = 2**27  # of the largest layer, for all members that run at once
 DRAWS = 100  # of a posterior that can be drawn from without end, unless told otherwise
 MANIFEST = "manifest.json"  # of the folder of a run
@@ -157,7 +161,7 @@ class Posterior(ABC):
         num_draws: int | None = None,
         generator: torch.Generator | None = None,
         *,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
         first_example: int = 0,
         average: Averaged = "predictions",
     ) -> Iterator[tuple[slice, Tree, Tensor]]:
@@ -177,12 +181,11 @@ class Posterior(ABC):
         inputs: Tree,
         num_draws: int | None,
         generator: torch.Generator | None,
-        batch_size: int,
+        batch_size: int | None,
         first_example: int,
     ) -> Iterator[tuple[slice, Tree, Tensor]]:
         inputs = as_tree(inputs)
-        num_points = length(inputs)
-        require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
+        num_points, batch_size = length(inputs), self._rows_at_once(batch_size)
         mass = 0.0
         for block in self.draw(num_draws, generator):
             for part in self._at_once(block.to(self.network.device), inputs, batch_size):
@@ -197,6 +200,14 @@ class Posterior(ABC):
             raise InputError(
                 "The networks that were drawn have no weight beside the heaviest member: draw more of them."
             )
+
+    def _rows_at_once(self, batch_size: int | None) -> int:
+        """Points of a pass: as many as is wanted, or as suits the network."""
+        if batch_size is None:
+            on_cpu = self.network.channels_last and self.network.device.type == "cpu"
+            return CONVOLUTION_ROWS if on_cpu else ROWS
+        require(batch_size >= 1, f"batch_size must be at least 1, got {batch_size}.")
+        return batch_size
 
     def _at_once(self, block: Members, inputs: Tree, batch_size: int) -> Iterator[Members]:
         """Cut a block so that the activations of members that run side by side stay bounded."""
@@ -234,7 +245,7 @@ class Posterior(ABC):
         generator: torch.Generator | None = None,
         *,
         quantiles: Sequence[float] = (),
-        batch_size: int = 1024,
+        batch_size: int | None = None,
         average: Averaged = "predictions",
     ) -> Predictive:
         """Stream over the members and return what they say together.
@@ -248,7 +259,7 @@ class Posterior(ABC):
         state = None if generator is None else generator.get_state()
         predictive = None
         if self.network.backend == "compiled" and average == "predictions" and num_draws is None:
-            predictive = self._compiled_prediction(inputs, batch_size)
+            predictive = self._compiled_prediction(inputs, self._rows_at_once(batch_size))
         if predictive is None:
             accumulator = self.network.likelihood.accumulator(length(inputs))
             for rows, outputs, weights in self.outputs(
@@ -306,7 +317,7 @@ class Posterior(ABC):
         generator: torch.Generator | None = None,
         state: Tensor | None = None,
         *,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
         average: Averaged = "predictions",
     ) -> Iterator[tuple[slice, Tree, Tensor]]:
         """Yield (rows, outputs [M, b, ...] of *all* members, weights [M]) for chunks of points.
@@ -344,7 +355,7 @@ class Posterior(ABC):
         num_draws: int | None = None,
         generator: torch.Generator | None = None,
         *,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
         average: Averaged = "predictions",
     ) -> Tensor:
         """The log predictive density log Σ_m w_m p(y_n | x_n, θ_m) of each target: [N], of tokens [N, T].

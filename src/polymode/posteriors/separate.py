@@ -76,7 +76,7 @@ class Separate(Posterior):
         inputs: Tree,
         num_draws: int | None,
         generator: torch.Generator | None,
-        batch_size: int,
+        batch_size: int | None,
         first_example: int,
     ) -> Iterator[tuple[slice, Tree, Tensor]]:
         self.check_num_draws(num_draws)

@@ -14,7 +14,7 @@ from polymode.training.loop.material import Material
 
 # Where nothing is known yet: seconds that a graph takes to compile, and to find on disk where it was compiled
 # before; and the time of a compiled step of a small network over that of the step as it is.
-COMPILE_SECONDS, FIND_SECONDS, RATIO = 6.0, 0.6, 0.35
+COMPILE_SECONDS, FIND_SECONDS, RATIO = 4.0, 0.6, 0.3
 IMPORT_SECONDS = 1.5  # of PyTorch's compiler, once in a process
 WORTH_A_LOOK = 3.0  # seconds of training below which nothing can be gained
 MARGIN = 1.1  # how far the gain must exceed the cost

@@ -87,14 +87,14 @@ JOBS = {
         _steps,
     ),
     "mlp10_long": Job(
-        "the same, 100 epochs",
+        "K=10 such MLPs, 100 epochs",
         "ensemble",
         Sizes(members=10, epochs=100),
         replace(QUICK, members=3, epochs=2),
         _steps,
     ),
     "mlp50": Job(
-        "K=50 of them, 2 epochs", "ensemble", Sizes(50, epochs=2), replace(QUICK, members=5), _steps
+        "K=50 such MLPs, 2 epochs", "ensemble", Sizes(50, epochs=2), replace(QUICK, members=5), _steps
     ),
     "cnn5": Job(
         "K=5 SmallCNNs, 4,096 images, batch 128, 1 epoch",

@@ -14,12 +14,12 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -m 'not slow'
 CAN_INSTALL = $(shell { test -x $(BIN)/python || $(PYTHON) $(FITS); } && echo yes; true)
 
-.PHONY: install compare test check unit slow portable portable-subset benchmark docs format clean
+.PHONY: install compare test check library application slow portable portable-subset benchmark docs format clean
 
 compare: $(STAMP)
 	$(BIN)/python -m polymode compare
 
-test: check unit portable-subset
+test: check library application portable-subset
 
 install: $(STAMP)
 
@@ -38,8 +38,12 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-unit: $(STAMP)
-	$(PYTEST)
+# Two halves of about equal length, so that `make --jobs=2 test` keeps two cores busy.
+library: $(STAMP)
+	$(PYTEST) --ignore=tests/application
+
+application: $(STAMP)
+	$(PYTEST) tests/application
 
 # The tests again as other machines would compute: with the plainest kernels, with MKL's most compatible ones,
 # with more threads, and with matrix products that round by their shape (tests/other_kernels.py).

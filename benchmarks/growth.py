@@ -149,7 +149,7 @@ SWEEPS = {
     "members": Sweep(
         axis="members",
         title="Training K MLPs 20-50-1, batch 100, 10,000 rows",
-        timed="step",
+        timed="a step",
         size="members",
         each="member",
         build=lambda count: trainings(count, (50,), 10_000),
@@ -162,7 +162,7 @@ SWEEPS = {
     "width": Sweep(
         axis="width",
         title="Training 10 MLPs 20-w-w-1, batch 100, 2,000 rows",
-        timed="step",
+        timed="a step",
         size="units a layer",
         each=None,
         build=lambda width: trainings(10, (width, width), 2_000),
@@ -175,7 +175,7 @@ SWEEPS = {
     "rows": Sweep(
         axis="rows",
         title="Training 10 MLPs 20-50-1, batch 100",
-        timed="epoch",
+        timed="an epoch",
         size="rows",
         each="row",
         build=lambda rows: trainings(10, (50,), rows, by_step=False),
@@ -188,7 +188,7 @@ SWEEPS = {
     "draws": Sweep(
         axis="draws",
         title="Predicting 100 points with S MLPs 20-50-10",
-        timed="call",
+        timed="a call",
         size="members",
         each="member",
         build=lambda count: predictions(count, 100),
@@ -200,7 +200,7 @@ SWEEPS = {
     "points": Sweep(
         axis="draws",
         title="Predicting N points with 100 MLPs 20-50-10",
-        timed="call",
+        timed="a call",
         size="points",
         each="point",
         build=lambda points: predictions(100, points),
@@ -251,7 +251,8 @@ def fitted(sizes: Sequence[int], values: Sequence[float], degree: int) -> Law | 
     powers = np.arange(degree + 1)
     design = (x[:, None] / largest) ** powers / y[:, None]
     scaled, _ = nnls(design, np.ones(len(x)))
-    misfit = float(np.abs(design @ scaled - 1).max()) if len(sizes) > degree + 1 else None
+    is_forced = len(sizes) <= np.count_nonzero(scaled)
+    misfit = None if is_forced else float(np.abs(design @ scaled - 1).max())
     fixed, linear, quadratic = (float(c) for c in (*scaled / float(largest) ** powers, 0.0)[:3])
     crossing = None
     if fixed > 0 and linear + quadratic > 0:
@@ -354,7 +355,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def number(value: float | None, scale: float = 1.0) -> str:
-    """Three digits, never as a power of ten."""
+    """Three digits, or whole numbers with all of theirs; a dash where there is none."""
     if value is None:
         return "–"
     value *= scale
@@ -363,7 +364,7 @@ def number(value: float | None, scale: float = 1.0) -> str:
 
 def measurements(sweep: Sweep, drawn: Sequence[Line]) -> str:
     """A size a row: milliseconds, microseconds for each of what grows, megabytes."""
-    head = [sweep.size, *(f"{line.backend}, ms a {sweep.timed}" for line in drawn)]
+    head = [sweep.size, *(f"{line.backend}, ms {sweep.timed}" for line in drawn)]
     if sweep.each is not None:
         head += [f"{line.backend}, µs a {sweep.each}" for line in drawn]
     rows = [[*head, *(f"{line.backend}, MB" for line in drawn)]]
@@ -384,7 +385,7 @@ def laws(sweep: Sweep, drawn: Sequence[Line]) -> str:
     rows = [["law of", "fixed", *slopes, f"crosses at, {sweep.size}", "largest misfit"]]
     for line in drawn:
         for what, law, units in (
-            (f"a {sweep.timed}", line.time, {"ms": 1e3, "µs": 1e6, "ns": 1e9}),
+            (sweep.timed, line.time, {"ms": 1e3, "µs": 1e6, "ns": 1e9}),
             ("memory", line.memory, {"MB": 1, "KB": 2**10, "B": 2**20}),
         ):
             if law is None:
@@ -421,7 +422,7 @@ def figure(found: Mapping[str, Sequence[Line]]) -> Any:
         label = " or ".join(SWEEPS[name].size for name in names)
         ticks = {"tickvals": sizes, "tickformat": ","}
         drawn.update_xaxes(AXIS | ticks | {"type": "log", "title": {"text": label}}, **place)
-        label = f"time, a {SWEEPS[names[0]].timed}"
+        label = f"time of {SWEEPS[names[0]].timed}"
         ticks = {"dtick": 1, "tickformat": "~s", "ticksuffix": "s"}
         drawn.update_yaxes(AXIS | ticks | {"type": "log", "title": {"text": label}}, **place)
     add_legend(drawn, [line.backend for name in found for line in found[name]], with_points="points" in found)

@@ -159,3 +159,140 @@ def test_members_beyond_the_memory_limit_go_to_files_that_live_as_long_as_they_a
     del blocks
     gc.collect()
     assert not folder.exists()
+
+
+# --- what is merged lies side by side ------------------------------------------------------------------
+
+
+def naively_drawn(posteriors, count=None):
+    """The networks of several posteriors in a row, or some of them, by the formula of ``draw``."""
+    everything = [
+        block.member(index)
+        for posterior in posteriors
+        for block in posterior.draw()
+        for index in range(block.num_members)
+    ]
+    total = len(everything)
+    count = total if count is None else count
+    chosen = [everything[(index * total) // count] for index in range(count)]
+    return {name: torch.stack([weights[name] for weights in chosen]) for name in chosen[0]}
+
+
+def drawn_by(posterior, count=None):
+    blocks = list(posterior.draw(count))
+    members = [block.member(index) for block in blocks for index in range(block.num_members)]
+    return {name: torch.stack([weights[name] for weights in members]) for name in members[0]}
+
+
+@pytest.fixture(scope="module")
+def fits():
+    """Three posteriors of three, one and two networks."""
+    return [fitted(DeepEnsemble(n, of=Single(optimizer=SGD)), seed=n) for n in (3, 1, 2)]
+
+
+@pytest.mark.parametrize("count", [None, 1, 2, 3, 4, 5, 6])
+def test_merged_networks_are_drawn_in_their_order(fits, count):
+    merged, expected = pm.merge(fits), naively_drawn(fits, count)
+    found = drawn_by(merged, count)
+    assert all(torch.equal(t, expected[n]) for n, t in found.items())  # copied, not computed
+    labels = torch.cat([posterior.labels for posterior in fits])
+    assert merged.labels.tolist() == labels.tolist()
+
+
+def test_merged_networks_are_one_block_that_is_drawn_as_it_is(fits):
+    merged = pm.merge(fits)
+    [block] = merged.blocks
+    assert isinstance(block, Members)
+    assert (block.num_members, block.num_groups) == (6, 1)
+    for _ in range(2):  # nothing is put together at a prediction any more
+        [drawn] = merged.draw()
+        assert all(drawn.stacked[n].data_ptr() == t.data_ptr() for n, t in block.stacked.items())
+    assert len(fits[0].blocks) == 1  # what was merged is as it was
+    assert fits[0].num_members == 3
+
+
+def test_merged_networks_predict_the_mixture_of_all(fits):
+    merged = pm.merge(fits)
+    found, shares = outputs(merged)
+    expected = torch.cat([outputs(posterior)[0] for posterior in fits])
+    assert_equal_up_to_rounding(found, expected, PASS)
+    torch.testing.assert_close(shares, torch.full((6,), 1 / 6, dtype=torch.float64))
+    torch.testing.assert_close(merged.predict(X).mean, expected.softmax(-1).mean(0))
+
+
+def test_merged_networks_keep_their_weights(fits):
+    raised = []
+    for number, posterior in enumerate(fits):
+        own = [
+            replace(b, log_weights=torch.arange(b.num_members).double() - 3 * number)
+            for b in posterior.blocks
+        ]
+        raised.append(replace(posterior, blocks=own))
+    merged = pm.merge(raised)
+    logs = torch.tensor([0, 1, 2, -3, -6, -5], dtype=torch.float64)
+    found, shares = outputs(merged)
+    torch.testing.assert_close(shares, logs.softmax(0))
+    torch.testing.assert_close(merged.predict(X).mean, torch.einsum("m,mnc->nc", shares, found.softmax(-1)))
+
+
+def test_merged_blocks_stay_bounded(fits, monkeypatch):
+    monkeypatch.setattr("polymode.posteriors.particles.BLOCK_MEMBERS", 4)
+    merged = pm.merge(fits)
+    assert [block.num_members for block in merged.blocks] == [4, 2]
+    assert all(torch.equal(t, naively_drawn(fits)[n]) for n, t in drawn_by(merged).items())
+
+
+def test_a_block_too_large_for_a_pass_is_drawn_in_pieces(fits, monkeypatch):
+    merged = pm.merge(fits)
+    monkeypatch.setattr("polymode.posteriors.particles.BLOCK_MEMBERS", 4)
+    assert [block.num_members for block in merged.draw()] == [4, 2]
+    assert all(torch.equal(t, naively_drawn(fits)[n]) for n, t in drawn_by(merged).items())
+
+
+def test_files_between_what_is_in_memory_keep_their_place(fits, tmp_path):
+    fits[1].save(tmp_path / "saved")
+    stored = pm.load_posterior(tmp_path / "saved", CASE.double_factory)
+    merged = pm.merge([fits[0], fits[2], stored, fits[0]])
+    assert [type(block) for block in merged.blocks] == [Members, StoredMembers, Members]
+    order = [fits[0], fits[2], fits[1], fits[0]]
+    for count in (None, 4, 7):
+        expected = naively_drawn(order, count)
+        assert all(torch.equal(t, expected[n]) for n, t in drawn_by(merged, count).items())
+    mixture = torch.cat([outputs(posterior)[0] for posterior in order]).softmax(-1).mean(0)
+    torch.testing.assert_close(merged.predict(X).mean, mixture)
+
+
+def test_merged_members_that_share_weights_stay_in_their_groups():
+    late = LatePhase(3, start=0.5, noise=0.3, optimizer=SGD, keep_members=True)
+    parts = [fitted(late, seed=seed) for seed in (1, 2)]
+    merged = pm.merge(parts)
+    assert merged.num_members == 6
+    for count in (None, 2, 4):
+        expected = naively_drawn(parts, count)
+        assert all(torch.equal(t, expected[n]) for n, t in drawn_by(merged, count).items())
+    shares = torch.stack([posterior.predict(X).mean for posterior in parts]).mean(0)
+    torch.testing.assert_close(merged.predict(X).mean, shares)
+
+
+def test_merged_kernels_of_convolutions_stay_channels_last():
+    case = BY_NAME["convolution"]
+    parts = [
+        pm.fit(
+            DeepEnsemble(2, of=Single(optimizer=SGD)),
+            case.double_factory,
+            case.data(),
+            likelihood=case.likelihood,
+            epochs=1,
+            seed=seed,
+            progress=False,
+            backend="loop",
+        )
+        for seed in (1, 2)
+    ]
+    [block] = pm.merge(parts).blocks
+    kernels = [posterior.blocks[0].stacked["0.weight"] for posterior in parts]
+    assert torch.equal(block.stacked["0.weight"], torch.cat(kernels))
+    assert block.stacked["0.weight"][3].stride() == kernels[1][1].stride()
+    x = case.data(5, seed=4).inputs
+    each = torch.stack([posterior.predict(x).mean for posterior in parts])
+    torch.testing.assert_close(pm.merge(parts).predict(x).mean, each.mean(0))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -379,33 +379,41 @@ def forward_members(
         )
 
     arguments = (members.stacked, members.shared, inputs, offset)
-    training = any(part.training for part in module.modules())
-    if backend == "compiled" and not training and not torch.is_grad_enabled():
-        recording = compiled_pass(module, forward, arguments, (members.num_groups, inputs_have_members))
-        if recording is not None:
-            return recording.bind()(*arguments)
-    return forward(*arguments)
+    if backend != "compiled":
+        return forward(*arguments)
+    key = (members.num_groups, inputs_have_members)
+    try:
+        recording = compiled_pass(module, forward, arguments, key)
+    except CannotCompile as error:
+        outputs = forward(*arguments)  # it says what is wrong, if that is not the reason
+        if module not in _TOLD:
+            _TOLD.add(module)
+            warnings.warn(f"Predictions run under vmap, not compiled: {error.reason}", stacklevel=2)
+        return outputs
+    return forward(*arguments) if recording is None else recording.bind()(*arguments)
 
 
 # Compiled passes of every module in evaluation mode, by the forms of what they take.
 _PASSES: "WeakKeyDictionary[nn.Module, dict[Any, Recording | None]]" = WeakKeyDictionary()
 MOST_PASSES = 32  # of a module; who asks for more forms of inputs has them run under vmap
+_TOLD: "WeakSet[nn.Module]" = WeakSet()  # modules whose predictions cannot be compiled, as was said
 
 
 def compiled_pass(
     module: nn.Module, forward: Callable[..., Tree], arguments: tuple[Tree, ...], key: tuple[Any, ...]
 ) -> Recording | None:
-    """A function that runs a module in evaluation mode, compiled for arguments like these; None if it cannot.
+    """A function that runs a module in evaluation mode, compiled for arguments like these.
 
-    key: tells such functions of the module apart.
+    key: tells such functions of the module apart. None where it has to run as it is: in training mode, for
+    gradients, in mixed precision, or when too many forms of arguments were compiled or one could not be.
     """
-    known, key = _PASSES.setdefault(module, {}), (*key, *form_of(arguments))
+    as_it_is = torch.is_grad_enabled() or any(part.training for part in module.modules())
+    if as_it_is or any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        return None
+    known, key = _PASSES.setdefault(module, {}), (*key, form_of(arguments))
     if key not in known:
         if len(known) >= MOST_PASSES:
             return None
-        try:
-            known[key] = compiled(forward, arguments)
-        except CannotCompile as error:
-            known[key] = None
-            warnings.warn(f"A prediction runs under vmap, not compiled: {error.reason}", stacklevel=2)
+        known[key] = None  # if it cannot be compiled, it is not tried again
+        known[key] = compiled(forward, arguments)
     return known[key]

@@ -1,14 +1,18 @@
 """Recording what a function of tensors does, to replay it without Python's share, or to compile it."""
 
+import logging
 import os
+import random
 import stat
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +26,8 @@ COMPILER = "inductor"  # one of torch.compile's backends
 MOST_PROGRAMS = 64  # that a process keeps compiled
 
 _programs: dict[Any, Program] = {}
+
+_PLACE = torch.empty(0)  # of a tensor in the form of a result
 
 # One thread records or compiles at a time: what PyTorch knows of a recording that is under way is global.
 _recording = free_in_children(threading.RLock())
@@ -72,17 +78,24 @@ def record(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recordi
 
             # Tensors without values: what looks at one cannot be recorded, instead of being recorded wrongly.
             trace = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)
-            graph = trace(*_copies(arguments))
+            with _without_logs():
+                graph = trace(*_copies(arguments))
             constants = _lift_constants(graph)
             with torch.no_grad():
-                replayed = _results_and_changes(graph.forward, _copies(arguments), constants)
+                replayed = _results_and_changes(graph.forward, _copies(arguments), kept := _copies(constants))
                 disturbed = _results_and_changes(graph.forward, _disturbed(arguments), constants)
         except Exception:  # whatever a module does that cannot be recorded: it is run as it is
             return None
-    directly = _results_and_changes(flat, _copies(arguments))
+        if not all(map(torch.equal, kept, constants)):  # it changes what it was not given
+            return None
+        before = _random_states()
+        directly = _results_and_changes(flat, _copies(arguments))
+        if before != _random_states():
+            return None  # what it does is drawn anew each time
     if not _agree(replayed, directly, _moved(disturbed, replayed)):
         return None
-    return Recording(graph.forward, map_tree(Tensor.detach, form_of_result[0]), constants, graph)
+    form = map_tree(lambda _: _PLACE, form_of_result[0])
+    return Recording(graph.forward, form, constants, graph)
 
 
 def compiled(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recording:
@@ -110,9 +123,13 @@ def compiled(function: Callable[..., Any], arguments: tuple[Tree, ...]) -> Recor
     return replace(recording, program=program, graph=None)
 
 
-def form_of(tree: Tree) -> list[Any]:
-    """What a recording takes for granted of its tensors."""
-    return [(t.shape, t.stride(), t.dtype, t.device) for t in leaves(tree)]
+def form_of(tree: Tree) -> Any:
+    """What a recording takes for granted of its tensors: their forms, their names and the order of these."""
+    if isinstance(tree, Tensor):
+        return (tree.shape, tree.stride(), tree.dtype, tree.device)
+    if isinstance(tree, dict):
+        return (*tree, *map(form_of, tree.values()))
+    return None if tree is None else tuple(map(form_of, tree))
 
 
 # --- compiling ------------------------------------------------------------------------------------
@@ -121,7 +138,7 @@ def form_of(tree: Tree) -> list[Any]:
 def _compiled_once(recording: Recording, arguments: tuple[Tree, ...]) -> Program:
     """The compiled graph; two of equal text, for tensors of equal forms, are the same one."""
     tensors = [*_copies(arguments), *recording.constants]
-    key = (recording.graph.code, *form_of(tensors), torch.get_num_threads(), COMPILER)
+    key = (recording.graph.code, form_of(tensors), torch.get_num_threads(), COMPILER)
     if key not in _programs:
         if len(_programs) >= MOST_PROGRAMS:
             del _programs[next(iter(_programs))]
@@ -136,7 +153,10 @@ def _compile(graph: Any, tensors: list[Tensor]) -> Program:
     every call, a small network's step takes a fifth less time.
     """
     from torch._dynamo import lookup_backend
+    from torch._guards import TracingContext, tracing
     from torch._inductor import config
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     _check_folder()
     options: dict[str, Any] = {
@@ -147,7 +167,9 @@ def _compile(graph: Any, tensors: list[Tensor]) -> Program:
     if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") and not has_matrix_units:
         # Compilers have known these instructions for years; to try them out takes seconds in every process.
         options["cpp.vec_isa_ok"] = True
-    with warnings.catch_warnings(), config.patch(options):
+    # What PyTorch keeps on disk is looked for where there is such a context, which torch.compile would make.
+    context = TracingContext(FakeTensorMode(shape_env=ShapeEnv()))
+    with warnings.catch_warnings(), config.patch(options), tracing(context):
         warnings.simplefilter("ignore")  # PyTorch's remarks on itself: the numbers decide
         return lookup_backend(COMPILER)(graph, tensors)
 
@@ -166,6 +188,23 @@ def _check_folder() -> None:
 
 
 # --- what a recording is made of and compared by --------------------------------------------------
+
+
+def _random_states() -> tuple[Any, ...]:
+    """Of the generators that PyTorch knows nothing of."""
+    return random.getstate(), *map(str, np.random.get_state(legacy=True))
+
+
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """Keep PyTorch from writing down what cannot be recorded: it is run otherwise."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _lift_constants(graph: Any) -> list[Tensor]:

@@ -1,6 +1,7 @@
 """The contract of a posterior, and everything that follows from its draws."""
 
 import copy
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -277,7 +278,7 @@ class Posterior(ABC):
         network, count = self.network, length(inputs)
         if self.num_members is None or self.num_members < 2 or count > batch_size:
             return None
-        blocks = [block for block, _ in zip(self.draw(), range(2), strict=False)]
+        blocks = list(itertools.islice(self.draw(), 2))
         parts = list(self._at_once(blocks[0].to(network.device), inputs, batch_size))
         if len(blocks) + len(parts) > 2:
             return None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
-from polymode.errors import CannotVectorise, CheckpointError
+from polymode.errors import CannotCompile, CannotVectorise, CheckpointError
 from polymode.likelihoods import Likelihood, Predictive
 from polymode.networks.adaptations import Adaptation
 from polymode.networks.members import (
@@ -205,9 +205,15 @@ def compiled_prediction(
         return {name: value for name, value in vars(made[0]).items() if isinstance(value, Tensor)}
 
     known = _PREDICTIONS.setdefault(network.module, {})
-    key = (id(network.likelihood), *form_of(arguments))
+    key = (id(network.likelihood), form_of(arguments))
+    names = frozenset(arguments[0])
+    if names in _ONE_BY_ONE.get(network.module, ()):
+        return None
     with torch.no_grad():
-        recording = compiled_pass(network.module, tensors, arguments, ("predict", *key))
+        try:
+            recording = compiled_pass(network.module, tensors, arguments, ("predict", *key))
+        except CannotCompile:  # the pass alone may be: it says what is wrong
+            return None
         if made:  # the likelihood stays alive with it, so that its identity is its own
             known[key] = (made[0], network.likelihood)
         if recording is None or key not in known:  # another thread is about to write it

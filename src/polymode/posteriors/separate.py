@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polymode.errors import CheckpointError, InputError, NotCollapsible, require
-from polymode.likelihoods import Likelihood
+from polymode.likelihoods import Likelihood, Predictive
 from polymode.networks.compact_layers import orders_in
 from polymode.networks.compaction import Compacted, compact, compact_with, masks_of
 from polymode.networks.members import Backend, Members, Tensors
@@ -70,6 +70,9 @@ class Separate(Posterior):
     def with_likelihood(self, likelihood: Likelihood) -> "Separate":
         parts = [part.with_likelihood(likelihood) for part in self.parts]
         return replace(super().with_likelihood(likelihood), parts=parts)
+
+    def _compiled_prediction(self, inputs: Tree, batch_size: int) -> Predictive | None:
+        return None  # each is a network of its own
 
     def _outputs(
         self,

@@ -332,7 +332,7 @@ class Objective:
         return self.recordings.of(
             function,
             arguments,
-            (*map(id, done), self.trainable, *key, *form_of(arguments)),
+            (*map(id, done), self.trainable, *key, form_of(arguments)),
             kept=done,
             compiling=self.execution.backend == "compiled",
         )
@@ -340,7 +340,7 @@ class Objective:
     def _compiled(self, part: _Part) -> tuple[Tensor, Gradients]:
         """All members in one compiled graph; under vmap, where there is none."""
         changing = (part.own, part.divisors, part.piece.examples)
-        place = (str(part.rows), part.piece.has_groups, *form_of(changing))
+        place = (str(part.rows), part.piece.has_groups, form_of(changing))
         members, replay = self._bound.get(place, (None, None))
         if members is not part.members:
             evaluate, arguments = self._evaluation(part)

@@ -319,13 +319,15 @@ def _step_of(instance: torch.optim.Optimizer) -> Callable[[], Any]:
     if update is None or len(kinds) > 1 or not all(group["fused"] for group in instance.param_groups):
         return instance.step
 
+    keeps_nothing = isinstance(instance, torch.optim.SGD) and not instance.defaults["momentum"]
+
     @torch.no_grad()
     def step() -> None:
-        if not instance.state:  # the first step makes what it keeps of each tensor
+        if not instance.state and not keeps_nothing:  # the first step makes what it keeps of each tensor
             instance.step()
             return
         for group in instance.param_groups:
-            update(group, [instance.state[parameter] for parameter in group["params"]])
+            update(group, [instance.state.get(parameter, {}) for parameter in group["params"]])
 
     return step
 

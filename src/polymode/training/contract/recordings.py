@@ -9,6 +9,8 @@ from polymode.errors import CannotCompile
 from polymode.networks.recording import Recording, compiled, record
 from polymode.trees import Tree
 
+MOST_FORMS = 32  # of tensors that are recorded: sentences of every length would each be compiled
+
 
 @dataclass
 class Recordings:
@@ -32,6 +34,9 @@ class Recordings:
         """
         key = (compiling, key)
         if key not in self.found:
+            if compiling and len(self.found) >= MOST_FORMS:
+                self._say(f"{MOST_FORMS} forms of batches have graphs, and more keep coming.")
+                return None
             made = self._compiled(function, arguments) if compiling else record(function, arguments)
             self.found[key] = (made, kept)
         return self.found[key][0]
@@ -40,7 +45,10 @@ class Recordings:
         try:
             return compiled(function, arguments)
         except CannotCompile as error:
-            if self.failure is None:
-                warnings.warn(f"A step runs under vmap, not compiled: {error.reason}", stacklevel=2)
-            self.failure = error.reason
+            self._say(error.reason)
         return None
+
+    def _say(self, reason: str) -> None:
+        if self.failure is None:
+            warnings.warn(f"Some steps run under vmap, not compiled: {reason}", stacklevel=2)
+        self.failure = reason

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import polymode as pm
 from polymode import seeds
+from polymode.networks import recording
 from polymode.networks.members import BACKENDS, Backend
 from polymode.seeds import global_seed
 from polymode.training.loop import backends
@@ -287,7 +288,7 @@ def test_locks_that_another_thread_holds_are_free_in_a_forked_process() -> None:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with global_seed(0), backends._measuring:
+        with global_seed(0), recording.alone:
             held.set()
             done.wait(60)
 
@@ -296,7 +297,7 @@ def test_locks_that_another_thread_holds_are_free_in_a_forked_process() -> None:
     held.wait(60)
     child = os.fork()
     if child == 0:  # the thread above does not exist here
-        free = backends._measuring.acquire(timeout=5) and seeds._global_state.acquire(timeout=5)
+        free = recording.alone.acquire(timeout=5) and seeds._global_state.acquire(timeout=5)
         os._exit(0 if free else 1)
     done.set()
     thread.join()

@@ -338,7 +338,8 @@ def test_modules_that_vmap_cannot_run_are_trained_one_by_one(case, method, secon
 
 
 def test_networks_that_draw_by_themselves_are_not_compiled(seconds, cheap):
-    posterior = fitted("compiled", case=BY_NAME["functional_dropout"])
+    with pytest.warns(UserWarning, match="draws random numbers by itself"):
+        posterior = fitted("compiled", case=BY_NAME["functional_dropout"])
     assert posterior.record["backend"] == "loop"
 
 

@@ -381,16 +381,7 @@ def forward_members(
     arguments = (members.stacked, members.shared, inputs, offset)
     if backend != "compiled":
         return forward(*arguments)
-    key = (members.num_groups, inputs_have_members)
-    try:
-        recording = compiled_pass(module, forward, arguments, key)
-    except CannotCompile as error:
-        outputs = forward(*arguments)  # it says what is wrong, if that is not the reason
-        if module not in _TOLD:
-            _TOLD.add(module)
-            warnings.warn(f"Predictions run under vmap, not compiled: {error.reason}", stacklevel=2)
-        return outputs
-    return forward(*arguments) if recording is None else recording.bind()(*arguments)
+    return compiled_pass(module, forward, arguments, (members.num_groups, inputs_have_members))
 
 
 # Compiled passes of every module in evaluation mode, by the forms of what they take.
@@ -401,19 +392,26 @@ _TOLD: "WeakSet[nn.Module]" = WeakSet()  # modules whose predictions cannot be c
 
 def compiled_pass(
     module: nn.Module, forward: Callable[..., Tree], arguments: tuple[Tree, ...], key: tuple[Any, ...]
-) -> Recording | None:
-    """A function that runs a module in evaluation mode, compiled for arguments like these.
+) -> Tree:
+    """``forward(*arguments)``, which runs a module in evaluation mode; compiled from the second call on.
 
-    key: tells such functions of the module apart. None where it has to run as it is: in training mode, for
-    gradients, in mixed precision, or when too many forms of arguments were compiled or one could not be.
+    key: tells such functions of the module apart. They run as they are in training mode, for gradients, in
+    mixed precision, and where too many forms of arguments were compiled or this one cannot be.
     """
     as_it_is = torch.is_grad_enabled() or any(part.training for part in module.modules())
     if as_it_is or any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
-        return None
+        return forward(*arguments)
     known, key = _PASSES.setdefault(module, {}), (*key, form_of(arguments))
-    if key not in known:
-        if len(known) >= MOST_PASSES:
-            return None
-        known[key] = None  # if it cannot be compiled, it is not tried again
-        known[key] = compiled(forward, arguments)
-    return known[key]
+    if key in known:
+        recording = known[key]
+        return forward(*arguments) if recording is None else recording.bind()(*arguments)
+    result = forward(*arguments)  # arguments that are wrong say so here, and nothing is kept of them
+    if len(known) < MOST_PASSES:
+        known[key] = None
+        try:
+            known[key] = compiled(forward, arguments)
+        except CannotCompile as error:
+            if module not in _TOLD:
+                _TOLD.add(module)
+                warnings.warn(f"Predictions run under vmap, not compiled: {error.reason}", stacklevel=2)
+    return result

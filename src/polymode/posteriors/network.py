@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
-from polymode.errors import CannotCompile, CannotVectorise, CheckpointError
+from polymode.errors import CannotVectorise, CheckpointError
 from polymode.likelihoods import Likelihood, Predictive
 from polymode.networks.adaptations import Adaptation
 from polymode.networks.members import (
@@ -144,6 +144,8 @@ class Network:
         """Bring inputs [B, ...], or [G, B, ...], to the network's precision and preferred memory format."""
 
         def arranged(x: Tensor) -> Tensor:
+            # A compiled graph reads memory as it is: signs that PyTorch has only noted are written there.
+            x = x.resolve_conj().resolve_neg()
             x = x.to(self.dtype) if x.is_floating_point() else x
             if not self.channels_last or x.ndim != 4 + has_groups:
                 return x
@@ -206,16 +208,13 @@ def compiled_prediction(
 
     known = _PREDICTIONS.setdefault(network.module, {})
     key = (id(network.likelihood), form_of(arguments))
-    names = frozenset(arguments[0])
-    if names in _ONE_BY_ONE.get(network.module, ()):
+    if frozenset(arguments[0]) in _ONE_BY_ONE.get(network.module, ()):
         return None
-    with torch.no_grad():
-        try:
-            recording = compiled_pass(network.module, tensors, arguments, ("predict", *key))
-        except CannotCompile:  # the pass alone may be: it says what is wrong
-            return None
-        if made:  # the likelihood stays alive with it, so that its identity is its own
-            known[key] = (made[0], network.likelihood)
-        if recording is None or key not in known:  # another thread is about to write it
-            return None
-        return replace(known[key][0], **recording.bind()(*arguments))
+    try:
+        with torch.no_grad():
+            found = compiled_pass(network.module, tensors, arguments, ("predict", *key))
+    except (CannotVectorise, RuntimeError, ValueError, TypeError, IndexError):
+        return None  # the usual way says what is wrong
+    if made:  # the likelihood stays alive with it, so that its identity is its own
+        known[key] = (made[0], network.likelihood)
+    return replace(known[key][0], **found) if key in known else None

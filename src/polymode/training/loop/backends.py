@@ -1,7 +1,6 @@
 """How a run computes: its backend, one thread or several; measured once at its start, then kept."""
 
 import math
-import threading
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,9 +12,9 @@ import torch
 from polymode.data import Data
 from polymode.errors import CannotVectorise, NonFiniteLoss
 from polymode.networks.members import Backend, Members, forward_members
+from polymode.networks.recording import alone
 from polymode.posteriors import Posterior
 from polymode.posteriors.network import Network
-from polymode.seeds import free_in_children
 from polymode.training.contract.execution import Execution
 from polymode.training.contract.phase import Phase, build_optimizers
 from polymode.training.loop.arithmetic import available_threads, with_threads
@@ -44,9 +43,6 @@ TRIAL_DRAWS, TRIAL_EXAMPLES = 8, 32  # to compare backends for prediction with
 UNCOMPILED: tuple[Backend, ...] = ("vmap", "loop")
 Way = tuple[Backend, int]  # with so many threads
 
-# One thread measures at a time: others would disturb it, and Python's filters of warnings are global.
-_measuring = free_in_children(threading.Lock())
-
 
 def choose_execution(material: Material, computing: Computing) -> tuple[Execution, dict[str, float]]:
     """How to execute a run: as is wanted, or what is fastest for a step of the first phase.
@@ -54,7 +50,7 @@ def choose_execution(material: Material, computing: Computing) -> tuple[Executio
     threads: None chooses between one and as many as PyTorch has now. Returns the seconds of a step each way,
     too.
     """
-    with _measuring:
+    with alone:
         counts = _counts(material.problem.execution, computing)
         seconds = _seconds(material, computing.backend, counts)
         few, many = _fastest(seconds, counts[0]), _fastest(seconds, counts[-1])
@@ -115,7 +111,13 @@ def _or_compiled(
 ) -> Backend:
     """The best backend so far, or a compiled graph where that is wanted or pays; its time is added."""
     step, recordings = seconds[best, threads], material.problem.recordings
-    if wanted in UNCOMPILED or material.problem.network.draws_globally or math.isinf(step):
+    if wanted in UNCOMPILED:
+        return best
+    draws = material.problem.network.draws_globally
+    if draws or math.isinf(step):
+        if wanted == "compiled":
+            why = "the network draws random numbers by itself" if draws else "the first step diverges"
+            warnings.warn(f"The backend is {best}, as nothing can be compiled: {why}.", stacklevel=6)
         return best
     note = Note.of(material, threads)
     small = step < WORTH_COMPILING * material.state.members.num_members

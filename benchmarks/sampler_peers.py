@@ -139,7 +139,7 @@ def run_polymode(method: Any, epochs: int, setting: Setting) -> tuple[Run, list[
         likelihood="heteroscedastic_gaussian",
         epochs=epochs,
         seed=setting.seed,
-        backend="vmap",
+        backend="compiled",
         threads=setting.threads,
         progress=False,
         observer=observe,

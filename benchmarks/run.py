@@ -215,7 +215,7 @@ def whole_case(
 
 
 def _whole_training(data, num_members: int, epochs: int, *, cold: bool = False, calls: int = 1) -> float:
-    """Seconds of the last of some calls of ``fit``. cold: PyTorch knows the machine's compiler, but no graph."""
+    """Seconds of the last of some calls of ``fit``. cold: PyTorch knows the compiler, but no graph."""
     if cold:
         folder = tempfile.mkdtemp()
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder

@@ -77,7 +77,7 @@ def in_memory_batches(x, y, batch_size):
 
 
 class Fit:
-    """polymode's contender: the first call measures both backends, later ones run with the choice.
+    """polymode's contender: the first call measures backends and threads, later ones run with the choice.
 
     The measurement is made once a run, whatever its length; its cost is reported beside the times.
     """
@@ -85,10 +85,11 @@ class Fit:
     def __init__(self, method, model, data, likelihood, epochs, backend="auto") -> None:
         self.arguments = (method, model, data)
         self.options = {"likelihood": likelihood, "epochs": epochs, "progress": False}
-        self.backend, self.choice_seconds, self.threads = backend, 0.0, torch.get_num_threads()
+        self.backend, self.choice_seconds, self.threads = backend, 0.0, None
 
     def __call__(self, seed: int = 0) -> None:
-        posterior = pm.fit(*self.arguments, **self.options, backend=self.backend, seed=seed)
+        computing = {"backend": self.backend, "threads": self.threads}
+        posterior = pm.fit(*self.arguments, **self.options, **computing, seed=seed)
         record = (posterior[0] if isinstance(posterior, list) else posterior).record
         if self.backend == "auto":
             self.backend, self.choice_seconds = record["backend"], record["choice_seconds"]

@@ -97,7 +97,9 @@ class LogDensity:
 
         rest = {name: tensor for name, tensor in stacked.items() if name not in self.stds}
         everything = (self.position, rest, others, arguments, then)
-        recording = self.objective.recorded((move, self.temperature), moved, everything)
+        # A recording keeps the numbers of the density that it was made of: others have one of their own.
+        numbers = (self.temperature, *self.stds.items(), *self.num_observations.tolist())
+        recording = self.objective.recorded((move, numbers), moved, everything)
         return None if recording is None else recording.bind(*everything[:-1])
 
     def means(self) -> tuple[Tensor, Tensors]:

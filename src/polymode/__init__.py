@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from polymode.posteriors import load_posterior as load_posterior
     from polymode.posteriors import merge as merge
     from polymode.posteriors import sample_dropout as sample_dropout
+    from polymode.training import Engine as Engine
     from polymode.training import fit as fit
     from polymode.training.contract import Epoch as Epoch
     from polymode.training.contract import KeepBest as KeepBest
@@ -145,7 +146,7 @@ _HOMES = {
         "merge",
         "sample_dropout",
     ),
-    "polymode.training": ("fit",),
+    "polymode.training": ("Engine", "fit"),
     "polymode.training.contract": (
         "Epoch",
         "KeepBest",

@@ -164,7 +164,8 @@ def run(options: CompareOptions) -> None:
     methods = make_methods(wanted, options.set, job.task.training)
     labelled = ",".join(name if name == label else f"{label}={name}" for label, name in wanted.items())
     identity = without_methods | {"methods": labelled}
-    reporter = reporter_of(options, num_runs=len(methods))
+    divided = options.made_engine is not None  # all parts are worked on before the runs are joined
+    reporter = reporter_of(options, num_runs=len(methods) + divided)
     for line in (job.described(), *lines):
         reporter.say(line)
     claim(folder, identity)

@@ -35,6 +35,7 @@ from polymode.training.contract import Epoch, Method
 from polymode.training.contract.execution import Precision
 from polymode.training.keeping.progress import Reporter
 from polymode.training.keeping.tracking import TensorBoard
+from polymode.training.loop.engine import KINDS, Engine
 from polymode.training.loop.settings import AnyBackend, Computing, ComputingSettings
 
 
@@ -74,7 +75,29 @@ class JobOptions(JudgingOptions):
     device: str = same_option(Computing, "device")
     backend: AnyBackend = same_option(Computing, "backend", choices=("auto", *BACKENDS))
     precision: Precision = same_option(Computing, "precision", choices=get_args(Precision))
-    processes: int = same_option(Computing, "processes", place="screen")
+    engine: str = option(
+        "",
+        "who works on the parts of runs (some chains on some splits and seeds each): local (processes of "
+        "this machine), ray or dask",
+        choices=("", *KINDS),
+        metavar="ENGINE",
+        place="screen",
+    )
+    address: str = option(
+        "",
+        "of a cluster: auto or host:6379 for ray, tcp://host:8786 for dask; without one, workers are started "
+        "on this machine",
+        place="screen",
+    )
+    workers: int = option(
+        0, "parts that are worked on at once (default: as many as there are cores)", place="screen"
+    )
+    cores: int = option(0, "that a part needs (default: --threads, or 1)", place="screen")
+    memory: float = option(
+        0.0, "GB that a part needs (default: what its data and weights take)", place="screen"
+    )
+    gpus: float = option(-1.0, "that a part needs (default: 1 with --device cuda)", place="screen")
+    processes: int = option(1, "the same as --engine local --workers N", metavar="N", place="screen")
     trust: bool = option(
         False,
         "import the code that the manifest given by --config names: only for folders you trust",
@@ -89,17 +112,40 @@ class JobOptions(JudgingOptions):
                 raise UsageError(
                     f"--set {section}={content!r}: say which option of it, {section}.OPTION=VALUE."
                 )
-        if self.processes > 1 and self.tensorboard:
-            raise UsageError("--tensorboard follows a run in this process: leave --processes out.")
+        if self.processes > 1 and (self.engine or self.workers):
+            raise UsageError("--processes N is the same as --engine local --workers N: leave one out.")
+        if self.address and self.engine not in ("ray", "dask"):
+            raise UsageError(
+                f"--address {self.address} is that of a cluster: --engine ray or dask goes with it."
+            )
+        if self.made_engine is not None and self.tensorboard:
+            raise UsageError("--tensorboard follows a run in this process: leave the engine out.")
         if self.validation not in ("auto", "none"):
             share = read_value(self.validation)
             if not isinstance(share, float) or not 0 < share < 1:
                 raise UsageError(
                     f"--validation {self.validation!r}: give a share between 0 and 1, auto or none."
                 )
-        for name, least in (("seeds", self.fewest_seeds), ("processes", 1)):
+        for name, least in (("seeds", self.fewest_seeds), ("processes", 1), ("workers", 0), ("cores", 0)):
             if getattr(self, name) < least:
                 raise UsageError(f"--{name} must be at least {least}, got {getattr(self, name)}.")
+
+    @property
+    def made_engine(self) -> Engine | None:
+        """Who works on runs, where they are divided."""
+        kind, workers = self.engine, self.workers
+        if self.processes > 1:
+            kind, workers = "local", self.processes
+        if not kind and not workers:
+            return None
+        return Engine(
+            kind or "local",  # type: ignore[arg-type]  # one of its choices
+            self.address,
+            workers or None,
+            self.cores or None,
+            round(self.memory * 2**30) or None,
+            None if self.gpus < 0 else self.gpus,
+        )
 
     @property
     def fewest_seeds(self) -> int:
@@ -199,7 +245,7 @@ def settled(
         return job_of(replace(job.task, num_outputs=outputs), name, changes).model
 
     [member] = make_methods({"single": "single"}, {}, training).values()
-    computing = how_to_run(options) | {"processes": 1}
+    computing: ComputingSettings = {**how_to_run(options), "engine": None}
     task = settle_likelihood(job.task, model_for, member, epochs, folder, reporter, **computing)
     return job if task is job.task else job_of(task, name, changes)
 
@@ -298,7 +344,7 @@ def how_to_run(options: JobOptions) -> ComputingSettings:
         "backend": options.backend,
         "threads": options.threads,
         "precision": options.precision,
-        "processes": options.processes,
+        "engine": options.made_engine,
     }
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Required, Unpack
 
 import torch
 from torch import Tensor
@@ -48,16 +48,17 @@ from polymode.storage import (
     write_tensors,
     write_text,
 )
-from polymode.training import fit
 from polymode.training.contract import Epoch, Method, describe
 from polymode.training.keeping.folder import hardware, versions
 from polymode.training.keeping.progress import Reporter, Silent
 from polymode.training.loop.arithmetic import recorded_threads, with_threads
+from polymode.training.loop.fit import Fit, prepared, work_ahead
 from polymode.training.loop.settings import ComputingSettings, usable_device
 from polymode.trees import map_tree
 
 SCORES_FILE, COMPARISON_FILE, TASK_FILE = "scores.json", "comparison.json", "task.json"
 CALIBRATION_FILE = "calibration.json"
+SHARED_FOLDER = ".shared"  # what the workers of an engine read while they train
 
 # What methods have in common: the member-epochs they spend in all, or the epochs of each chain.
 Equal = Literal["budget", "epochs"]
@@ -94,6 +95,18 @@ class Judging:
     calibrate: bool = False
 
 
+class ReplicateOptions(ComputingSettings, total=False):
+    """Keywords of ``prepared_replicates``, which explains them."""
+
+    likelihood: Required[Likelihood]
+    epochs: Required[int]
+    title: Required[str]
+    options: Required[Mapping[str, Any]]
+    reporter: Required[Reporter]
+    observer: Callable[[Epoch], None] | None
+    initial: Sequence[Posterior] | None
+
+
 def compare(
     task: Task,
     model: Model,
@@ -121,7 +134,8 @@ def compare(
     finished is read back. judging: how the posteriors are judged. options: what the comparison depends on,
     kept in its manifest; a folder of another is refused. run_options: the same of a run, from its method and
     epochs. network: what builds the model again. observers: makes the observer of each run. computing:
-    device, backend, threads, precision and processes, as ``fit`` has them.
+    device, backend, threads, precision and engine, as ``fit`` has them; the parts of all methods go to one
+    engine at once.
     """
     require(len(methods) > 0, "There are no methods to compare.")
     require(len(seeds) > 0, "There are no seeds.")
@@ -142,13 +156,8 @@ def compare(
     _check_baselines(baselines, methods, likelihood)
     sizes = {label: _sized(method, budget, equal) for label, method in methods.items()}
     claim(folder, options or {})
-    results = []
-    for label, (sized, epochs) in sizes.items():
-        others = budget * (1 if equal == "budget" else sized.total_chains)
-        if sized.least_budget > others:
-            least = f"{sized.least_budget:,.0f} member-epochs, the least that it is of use with"
-            reporter.say(f"{label}: it takes {least}, not {others:g} as others would")
-        posteriors = fit_replicates(
+    fits = {
+        label: prepared_replicates(
             sized,
             model,
             replicates,
@@ -158,10 +167,20 @@ def compare(
             title=label,
             options=run_options(sized, epochs),
             reporter=reporter,
-            network=network,
             observer=observers(folder / label),
-            **computing | {"processes": min(computing.get("processes", 1), sized.total_chains)},
+            **computing,
         )
+        for label, (sized, epochs) in sizes.items()
+    }
+    if all(each.computing.engine is not None for each in fits.values()):
+        work_ahead(list(fits.values()), folder / SHARED_FOLDER, reporter, "all methods")
+    results = []
+    for label, (sized, epochs) in sizes.items():
+        others = budget * (1 if equal == "budget" else sized.total_chains)
+        if sized.least_budget > others:
+            least = f"{sized.least_budget:,.0f} member-epochs, the least that it is of use with"
+            reporter.say(f"{label}: it takes {least}, not {others:g} as others would")
+        posteriors = fitted_replicates(fits[label], replicates, network)
         known = learned_from(sized, replicates)
         judged = judge_all(posteriors, known, folder / label, task.ood, judging, reporter, label)
         result = _result(label, sized, epochs, posteriors, judged, folder / label, judging.num_draws)
@@ -205,26 +224,41 @@ def fit_replicates(
     replicates: Sequence[Replicate],
     folder: Path,
     *,
+    network: Mapping[str, Any] | None = None,
+    **options: Unpack[ReplicateOptions],
+) -> list[Posterior]:
+    """One posterior a replicate, all trained side by side in one resumable run.
+
+    network: what builds the model again; it is left in ``task.json`` with what new examples have to go
+    through before they are predicted.
+    """
+    fit = prepared_replicates(method, model, replicates, folder, **options)
+    return fitted_replicates(fit, replicates, network)
+
+
+def prepared_replicates(
+    method: Method,
+    model: Model,
+    replicates: Sequence[Replicate],
+    folder: Path,
+    *,
     likelihood: Likelihood,
     epochs: int,
     title: str,
     options: Mapping[str, Any],
     reporter: Reporter,
-    network: Mapping[str, Any] | None = None,
     observer: Callable[[Epoch], None] | None = None,
     initial: Sequence[Posterior] | None = None,
     **computing: Unpack[ComputingSettings],
-) -> list[Posterior]:
-    """One posterior a replicate, all trained side by side in one resumable run.
+) -> Fit:
+    """The one fit of all replicates.
 
-    network: what builds the model again; it is left in ``task.json`` with what new examples have to go
-    through before they are predicted. initial: a posterior for each to begin at. computing: as ``fit`` has
-    it.
+    initial: a posterior for each to begin at. computing: as ``fit`` has it.
     """
     parts = [replicate.data for replicate in learned_from(method, replicates)]
     validation = [part.validation for part in parts]
     known: list[Data] = [part for part in validation if part is not None]
-    posteriors = fit(
+    return prepared(
         method,
         model,
         _on_device([part.train for part in parts], computing.get("device")),
@@ -241,9 +275,19 @@ def fit_replicates(
         observer=observer,
         **computing,
     )
+
+
+def fitted_replicates(
+    fit: Fit, replicates: Sequence[Replicate], network: Mapping[str, Any] | None
+) -> list[Posterior]:
+    """Run the fit of all replicates, and leave in its folder what new examples have to go through."""
+    posteriors = fit.run()
+    assert isinstance(posteriors, list)
+    assert fit.folder is not None
     ready = [replicate.data.preprocessing.config() for replicate in replicates]
-    content = {"network": dict(network or {}), "posteriors": ready, "typical": _typical(replicates, folder)}
-    write_document(folder / TASK_FILE, "task", content)
+    typical = _typical(replicates, fit.folder)
+    content = {"network": dict(network or {}), "posteriors": ready, "typical": typical}
+    write_document(fit.folder / TASK_FILE, "task", content)
     return posteriors
 
 

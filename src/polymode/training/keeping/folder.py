@@ -25,6 +25,7 @@ from polymode.storage import (
     inside,
     read_document,
     refuse_links,
+    well_formed,
     write_document,
     writing,
 )
@@ -33,7 +34,7 @@ from polymode.training.keeping.checkpoint import Checkpoints, SignatureError, ch
 from polymode.training.keeping.events import EventLog
 
 MEMBERS = "members"  # folder of the members that are finished before the run is
-PARTS_FOLDER = "processes"  # folder of the parts of a run that is divided among processes
+PARTS_FOLDER = "parts"  # folder of the parts of a run that is divided
 
 
 class RunFolder:
@@ -91,14 +92,30 @@ class RunFolder:
         self._remove_unfinished()  # where the ending was cut
         return True
 
-    def check_processes(self, processes: int) -> None:
-        """Raise where the run was begun with another number of processes: its work would be lost."""
-        parts = len(list((self.path / PARTS_FOLDER).glob("*")))
-        begun = parts or (1 if self.checkpoints.exist else processes)
-        if begun != processes:
+    def shares(self) -> list[list[list[int]]]:
+        """How a run that goes on was divided: from and to of the data sets and of the chains of each part."""
+        path = self.path / MANIFEST
+        if not path.exists():
+            return []
+        record = entry(read_document(path, "run"), "record", dict, path)
+        found = record.get("shares", [])
+        with well_formed(path):
+            return [[[int(a), int(b)] for a, b in share] for share in found]
+
+    def check_undivided(self) -> None:
+        """Raise where a run that is to be divided has begun in one piece: its work would be lost."""
+        if self.checkpoints.exist:
             raise CheckpointError(
-                f"The run in {self.path} was begun with processes={begun}: go on with that number, or choose "
-                "another folder."
+                f"The run in {self.path} was begun without an engine: go on without one, or choose another "
+                "folder."
+            )
+
+    def check_whole(self) -> None:
+        """Raise where a run that is to go on in one piece was divided."""
+        if number := len(self.shares()):
+            raise CheckpointError(
+                f"The run in {self.path} was begun in {number} parts: go on with an engine (processes=... or "
+                "engine=...; any number of workers will do), or choose another folder."
             )
 
     def posteriors(self) -> Iterator[Path]:

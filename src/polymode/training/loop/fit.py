@@ -1,10 +1,11 @@
 """``fit``: the one way to train. It alone owns the device, the clock, checkpoints and the budget."""
 
 import copy
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Required, Unpack, overload
 
@@ -19,10 +20,12 @@ from polymode.posteriors import Particles, Posterior, merge
 from polymode.posteriors.base import MANIFEST
 from polymode.posteriors.network import Network
 from polymode.training.contract.method import Method
+from polymode.training.keeping.progress import Reporter
+from polymode.training.loop.engine import Engine
 from polymode.training.loop.material import Request, remarks_on
-from polymode.training.loop.processes import check_processes, run_in_processes
+from polymode.training.loop.parts import DividedRun, run_apart, work_apart
 from polymode.training.loop.run import Run
-from polymode.training.loop.settings import Settings, read_settings
+from polymode.training.loop.settings import Computing, Keeping, Settings, read_settings
 
 AnyData = Data | DataLoader
 
@@ -84,8 +87,11 @@ def fit(
         ``torch.get_num_threads()`` are faster by 15 % in the same measurement. A resumed run takes the number
         it began with; the caller's own number is restored. precision: "bfloat16" runs the forward pass in
         mixed precision where the device has it; "double" runs everything in 64 bits, whatever the model and
-        the data come in. processes: divide the chains among so many processes; a chain's result is the same
-        wherever it runs, up to rounding.
+        the data come in. engine: who works on the run in parts, some chains on some data sets
+        each: "local" (processes of this machine), "ray", "dask", or an ``Engine`` that says how many, where
+        and with what. A part is a run in a folder of its own, so what a worker that died had done is not
+        lost. A chain's result is the same wherever it runs, up to rounding. processes=n: the same as
+        ``Engine("local", workers=n)``.
 
     What is kept (``Keeping``): run_dir: folder for the manifest, the event log, checkpoints and the finished
         posterior; with ``resume=True`` an interrupted run goes on, to the same bits on the same machine with
@@ -94,46 +100,118 @@ def fit(
         with an ``Epoch`` after every epoch. progress: a bar on a terminal, or a ``Reporter``. title: the
         run's name in the progress. options: JSON values for the run's manifest.
     """
-    computing, keeping = read_settings(settings, Options.__annotations__)
+    return prepared(
+        method,
+        model,
+        data,
+        likelihood=likelihood,
+        epochs=epochs,
+        budget=budget,
+        validation=validation,
+        seed=seed,
+        shared_order=shared_order,
+        initial=initial,
+        extend=extend,
+        **settings,
+    ).run()
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What ``fit`` was asked for, read and checked as far as it can be without the network."""
+
+    request: Request
+    computing: Computing
+    keeping: Keeping
+    folder: Path | None
+    extend: Posterior | None
+    many: bool
+
+    def run(self) -> Posterior | list[Posterior]:
+        """Train, from wherever the run stands."""
+        posteriors = self._apart() if self.computing.engine is not None else self._here()
+        return posteriors if self.many else posteriors[0]
+
+    def _here(self) -> list[Posterior]:
+        run = Run(self.request, self.folder, self.computing, self.keeping)
+        if self.extend is not None:
+            _check_extension(self.extend, run.network)
+        _remark_on(self.request)
+        with _told_where(self.folder):
+            posteriors = run.execute()
+        return posteriors if self.extend is None else [_extended(self.extend, posteriors[0])]
+
+    def _apart(self) -> list[Posterior]:
+        _remark_on(self.request)
+        with _told_where(self.folder):
+            return run_apart(self.request, self.folder, self.computing, self.keeping)
+
+
+def prepared(
+    method: Method, model: Model, data: AnyData | Sequence[AnyData], **options: Unpack[Options]
+) -> Fit:
+    """Read and check the arguments of ``fit``; nothing is trained or written yet."""
+    given: dict[str, Any] = dict(options)
+    own = Options.__annotations__.keys() - Settings.__annotations__.keys()
+    asked = {name: given.pop(name) for name in own & given.keys()}
+    computing, keeping = read_settings(given, Options.__annotations__)  # type: ignore[arg-type]
+    likelihood, extend = asked["likelihood"], asked.get("extend")
     _check_kinds(method, extend)
     many = isinstance(data, list | tuple)
     sources = [as_data(part) for part in (data if many else [data])]
     require(len(sources) > 0, "The list of data sets is empty.")
-    method, epochs = _sized(method, epochs, budget)
+    method, epochs = _sized(method, asked.get("epochs"), asked.get("budget"))
     first_chain = _first_chain(extend, many=many)
+    seeds = _seed_list(asked.get("seed", 0), len(sources))
     request = Request(
         method=method,
         model=_in_double(model) if computing.precision == "double" else model,
         sources=sources,
-        validation=_validation_list(validation, len(sources), many=many),
+        validation=_validation_list(asked.get("validation"), len(sources), many=many),
         likelihood=make_likelihood(
             likelihood
         ).uncalibrated,  # what others learned is not about these networks
         epochs=epochs,
-        seeds=_seed_list(seed, len(sources)),
+        seeds=seeds,
         chains=range(first_chain, first_chain + method.total_chains),
         device=computing.device_of(model),
         precision=computing.precision,
-        shared_order=shared_order,
-        initial=_initial_list(initial, extend, len(sources)),
+        shared_order=asked.get("shared_order", False),
+        initial=_initial_list(asked.get("initial"), extend, len(sources)),
+        data_sets=range(len(sources)),
+        first_seed=seeds[0],
     )
-    check_processes(computing.processes, request)
     folder = keeping.folder()
-    if computing.processes > 1:
-        require(keeping.observer is None and extend is None, "observer= and extend= need processes=1.")
-        _remark_on(request)
-        with _told_where(folder):
-            posteriors = run_in_processes(request, folder, computing, keeping)
-        return posteriors if many else posteriors[0]
-    run = Run(request, folder, computing, keeping)
-    if extend is not None:
-        _check_extension(extend, run.network)
-    _remark_on(request)
-    with _told_where(folder):
-        posteriors = run.execute()
-    if extend is not None:
-        posteriors = [_extended(extend, posteriors[0])]
-    return posteriors if many else posteriors[0]
+    if computing.engine is not None:
+        _check_engine(computing.engine, folder, keeping, extend)
+    return Fit(request, computing, keeping, folder, extend, many)
+
+
+def _check_engine(engine: Engine, folder: Path | None, keeping: Keeping, extend: Posterior | None) -> None:
+    require(
+        keeping.observer is None and extend is None,
+        "observer= and extend= are about a run in this process: leave processes= and engine= out.",
+    )
+    require(
+        folder is not None or engine.kind == "local",
+        f"engine={engine.kind!r} needs run_dir, a folder that all machines of the cluster share.",
+    )
+
+
+def work_ahead(fits: Sequence[Fit], shared: Path, reporter: Reporter, title: str) -> None:
+    """Have one engine work on the parts of several fits at once; each then has only to be joined by ``run``.
+
+    shared: a folder for what they read.
+    """
+    with ExitStack() as locks, _told_where(fits[0].folder):
+        runs = []
+        for each in fits:
+            assert each.folder is not None
+            run = DividedRun(each.request, each.folder, each.computing, each.keeping, shared)
+            locks.enter_context(run.run_folder.lock())
+            runs.append(run)
+        work_apart(runs, fits[0].computing, reporter, title)
+    shutil.rmtree(shared, ignore_errors=True)
 
 
 @contextmanager

@@ -60,12 +60,22 @@ class Request:
     precision: Precision
     shared_order: bool
     initial: Sequence[Posterior] | None = None  # one a data set
+    data_sets: range = range(
+        0
+    )  # where this is a part of a larger request: its own, as they are counted there
+    first_seed: int = 0  # of the first data set of the whole: it makes what all members have in common
+
+    @property
+    def first_data_set(self) -> int:
+        return self.data_sets.start
 
     def signature(self, network: Network, owned: frozenset[str]) -> dict[str, Any]:
         """What must be the same for a checkpoint to be continued."""
         some = {} if len(self.chains) == self.method.total_chains else {"num_chains": len(self.chains)}
         if self.initial is not None:
-            some |= {"initial": [digest_of_draws(each, self.method, self.seeds[0]) for each in self.initial]}
+            some |= {
+                "initial": [digest_of_draws(each, self.method, self.first_seed) for each in self.initial]
+            }
         return some | {
             "method": describe(self.method),
             "likelihood": self.likelihood.config(),
@@ -131,7 +141,7 @@ def remarks_on(request: Request) -> Iterator[str]:
 
 def gather(request: Request, folder: Path | None) -> Material:
     """Build the template, the chains and their batches, and check all input before any training."""
-    seed, device = request.seeds[0], request.device
+    seed, device = request.first_seed, request.device
     template = make_template(request.model, request.likelihood, seed)
     adaptations = tuple(request.method.adaptations(template))
     template = adapt(template, adaptations, derive_seed(seed, "template", "adapt")).to(device)
@@ -176,7 +186,7 @@ def gather(request: Request, folder: Path | None) -> Material:
     )
     _check_phases(request, problem, request.method.phases(problem, request.epochs))
     given = [
-        members_to_begin_at(each, request.method, problem, owned, request.seeds[0])
+        members_to_begin_at(each, request.method, problem, owned, request.first_seed)
         for each in request.initial or ()
     ]
     size, states = request.method.num_initial, []
@@ -187,7 +197,8 @@ def gather(request: Request, folder: Path | None) -> Material:
             own = slice(group.chain * size, (group.chain + 1) * size)
             of_chain = replace(of_chain, initial=given[group.data_set][own])
         state = request.method.init(of_chain, generator)
-        states.append(state.as_chain(generator, group.data_set, group.chain))
+        number = request.first_data_set + group.data_set
+        states.append(state.as_chain(generator, number, group.chain))
     state = State.side_by_side(states)
     state.finished = MemberStore(None if folder is None else folder / MEMBERS)
     return Material(request, problem, owned, batches, state)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 
-from polymode.data import Data
+from polymode.data import ArrayData, Data
 from polymode.errors import InputError
+from polymode.training.contract.state import State
 from polymode.trees import Tree, leaves
 
 MEMORY_INFO = Path("/proc/meminfo")
@@ -22,6 +23,18 @@ def free_bytes(device: torch.device) -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration, ValueError):
         return None
+
+
+def bytes_of_a_chain(state: State, sources: Sequence[Data]) -> int:
+    """The least that one of some chains has to hold: the data, its tensors, gradients and two moments."""
+    size = sum(leaf.numel() * leaf.element_size() for leaf in leaves(list(state.tensors.values())))
+    arrays = {id(data): data for data in sources if isinstance(data, ArrayData)}
+    rows = sum(
+        leaf.numel() * leaf.element_size()
+        for data in arrays.values()
+        for leaf in leaves((data.inputs, data.targets))
+    )
+    return rows + 4 * size // state.members.num_groups
 
 
 def check_whole_fits(

@@ -56,7 +56,7 @@ class Run:
     def _run(self) -> list[Posterior]:
         folder = self.folder
         if folder is not None:
-            folder.check_processes(1)
+            folder.check_whole()
         resumed = folder is not None and folder.checkpoints.exist
         if folder is not None and resumed:
             folder.checkpoints.load(self._restore)

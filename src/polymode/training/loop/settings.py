@@ -17,6 +17,7 @@ from polymode.training.contract.epoch import Epoch
 from polymode.training.contract.execution import Precision
 from polymode.training.keeping.progress import Reporter, reporter_for
 from polymode.training.loop.arithmetic import MOST_THREADS
+from polymode.training.loop.engine import KINDS, Engine, Kind
 
 AnyBackend = Backend | Literal["auto"]
 
@@ -29,6 +30,7 @@ class ComputingSettings(TypedDict, total=False):
     threads: int | None
     precision: Precision
     processes: int
+    engine: Engine | Kind | None
 
 
 class Settings(ComputingSettings, total=False):
@@ -64,14 +66,31 @@ class Computing:
         "of weights and arithmetic: bfloat16 runs the forward pass in mixed precision, double everything in "
         "64 bits",
     )
-    processes: int = option(1, "divide the chains of a method among so many processes")
+    processes: int = option(1, "divide chains and data sets among so many processes of this machine")
+    engine: Engine | None = option(
+        None, "who works on the parts of a run: local (processes of this machine), ray or dask"
+    )
 
     def __post_init__(self) -> None:
+        named: Any = self.engine
+        if isinstance(named, str):
+            object.__setattr__(self, "engine", Engine(named))  # type: ignore[arg-type]  # it checks the name
+        require(
+            self.engine is None or isinstance(self.engine, Engine),
+            f"engine must be one of {', '.join(KINDS)}, or an Engine, got {self.engine!r}.",
+        )
         if self.backend not in (*BACKENDS, "auto"):
             raise unknown_name("backend", self.backend, (*BACKENDS, "auto"))
         if self.precision not in get_args(Precision):
             raise unknown_name("precision", self.precision, get_args(Precision))
-        require_whole("processes", self.processes)
+        if require_whole("processes", self.processes) > 1:
+            require(
+                self.engine is None,
+                f"processes={self.processes} stands for engine=Engine('local', workers={self.processes}), "
+                "and an engine is given, too: leave one out.",
+            )
+            object.__setattr__(self, "engine", Engine("local", workers=self.processes))
+            object.__setattr__(self, "processes", 1)  # said once from here on
         if self.threads is not None:
             require(
                 require_whole("threads", self.threads) <= MOST_THREADS,

@@ -117,7 +117,7 @@ class Training:
         phase.end_epoch(state)
         scores: dict[str, Tensor] = {}
         if self.request.validation is not None:
-            seed = derive_seed(self.request.seeds[0], "validation", position.epochs_done)
+            seed = derive_seed(self.request.first_seed, "validation", position.epochs_done)
             with global_seed(seed) if self.problem.network.draws_globally else nullcontext():
                 scores = validate(state, phase.objective, self.batches, self.request.validation)
             if phase.keep is not None and phase.keep.includes(position.epoch):

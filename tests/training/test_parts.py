@@ -1,9 +1,11 @@
-"""Chains divided among processes are the chains of one process."""
+"""A run that is worked on in parts is the run of one process."""
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -12,11 +14,11 @@ import torch
 import polymode as pm
 from cases import BY_NAME
 from contract.sketches import Masked
-from forks import FORKS
 from polymode.errors import CheckpointError, InputError, PolymodeError
 from polymode.training import epochs_of
-from polymode.training.loop import processes as processes_module
-from polymode.training.loop.processes import divided
+from polymode.training.loop.material import Request
+from polymode.training.loop.parts import DividedRun, Share, shares_of
+from polymode.training.loop.settings import Computing, Keeping
 from tolerances import assert_equal_up_to_rounding
 
 CASE = BY_NAME["mlp"]
@@ -51,12 +53,6 @@ def fitted(**options):
     return pm.fit(method, model, data, likelihood="categorical", **options)
 
 
-@pytest.fixture
-def forked(monkeypatch):
-    """Processes that begin at once; what they get travels as it does to spawned ones."""
-    monkeypatch.setattr(processes_module.multiprocessing, "get_context", lambda kind: FORKS)
-
-
 def weights(posterior):
     blocks = list(posterior.draw())
     found = {name: torch.cat([b.stacked[name] for b in blocks]) for name in blocks[0].stacked}
@@ -67,12 +63,20 @@ def assert_same(first, second):
     assert_equal_up_to_rounding(weights(first), weights(second))
 
 
-def test_chains_are_divided_evenly():
-    assert divided(range(2, 9), 3) == [range(2, 4), range(4, 6), range(6, 9)]
-    assert divided(range(3), 3) == [range(1), range(1, 2), range(2, 3)]
+def test_data_sets_are_divided_first_then_chains():
+    assert [share.chains for share in shares_of(1, range(2, 9), 3)] == [range(2, 4), range(4, 6), range(6, 9)]
+    assert shares_of(3, range(2), 2) == [Share(range(1), range(2)), Share(range(1, 3), range(2))]
+    assert shares_of(2, range(3), 4) == [
+        Share(data, chains) for data in (range(1), range(1, 2)) for chains in (range(1), range(1, 3))
+    ]
+    for sets, chains, workers in itertools.product((1, 2, 5), (1, 3, 4), (1, 2, 7, 100)):
+        shares = shares_of(sets, range(chains), workers)
+        units = [unit for share in shares for unit in itertools.product(share.data_sets, share.chains)]
+        assert sorted(units) == list(itertools.product(range(sets), range(chains)))  # each once
+        assert len(shares) <= workers
 
 
-def test_results_do_not_depend_on_the_number_of_processes(tmp_path, forked):
+def test_results_do_not_depend_on_the_number_of_processes(tmp_path):
     data = [CASE.data(), CASE.data(17, seed=2)]
     alone = fitted(data=data)
     for folder in (None, tmp_path / "run"):
@@ -81,14 +85,14 @@ def test_results_do_not_depend_on_the_number_of_processes(tmp_path, forked):
             assert_same(one, other)
             assert other.record["member_epochs"] == pytest.approx(one.record["member_epochs"])
             assert other.record["findings"] == one.record["findings"]
-    assert not (tmp_path / "run" / "processes").exists()
+    assert not (tmp_path / "run" / "parts").exists()
     again = fitted(data=data, processes=2, run_dir=tmp_path / "run", resume=True)
     assert_same(again[0], alone[0])
     in_one = fitted(data=data, run_dir=tmp_path / "run", resume=True)  # a finished run is one run
     assert_same(in_one[1], alone[1])
 
 
-def test_what_members_are_measured_by_is_logged_by_all_processes(tmp_path, forked):
+def test_what_members_are_measured_by_is_logged_by_all_processes(tmp_path):
     method = pm.methods.DeepEnsemble(3, of=Masked())
     fitted(method=method, run_dir=tmp_path / "one")
     fitted(method=method, run_dir=tmp_path / "two", processes=2)
@@ -99,20 +103,61 @@ def test_what_members_are_measured_by_is_logged_by_all_processes(tmp_path, forke
     assert joined == alone  # shares of zeros, which masks alone decide
 
 
-def test_more_processes_than_chains_and_models_that_cannot_travel():
-    with pytest.raises(InputError, match="processes=4, but sequential_anchored has 3 chain"):
-        fitted(processes=4)
+def test_what_cannot_be_divided_is_refused():
     with pytest.raises(InputError, match="processes must be a whole number of at least 1, got 0"):
         fitted(processes=0)
-    with pytest.raises(InputError, match="method and model travel to other processes"):
-        fitted(processes=2, model=lambda: network())
-    with pytest.raises(InputError, match="observer= and extend= need processes=1"):
+    lock = threading.Lock()
+    with pytest.raises(InputError, match=r"What travels to other processes .* cannot"):
+        fitted(processes=2, model=lambda: (lock, network())[1])
+    with pytest.raises(InputError, match="observer= and extend= are about a run in this process"):
         fitted(processes=2, observer=print)
+    with pytest.raises(InputError, match="an engine is given, too: leave one out"):
+        fitted(processes=2, engine="local")
+    with pytest.raises(InputError, match=r"engine 'spark'.*local"):
+        fitted(engine="spark")
+    with pytest.raises(InputError, match="engine='ray' needs run_dir"):
+        fitted(engine="ray")
+    with pytest.raises(InputError, match="goes with it"):
+        pm.Engine("local", "tcp://here:1")
+
+
+def test_functions_without_a_name_travel_and_data_and_networks_travel_by_files(tmp_path):
+    data = CASE.data()
+    initial = fitted(method=pm.methods.DeepEnsemble(2))
+    options = {"method": pm.methods.DeepEnsemble(2), "model": lambda: network(), "initial": initial}
+    alone = fitted(**options, data=data, validation=data)
+    apart = fitted(**options, data=data, validation=data, processes=2)
+    assert_same(alone, apart)
+    request = Request(
+        method=METHOD,
+        model=network,
+        sources=[data, data],
+        validation=None,
+        likelihood=pm.likelihoods.make_likelihood("categorical"),
+        epochs=1,
+        seeds=[0, 1],
+        chains=range(3),
+        device=torch.device("cpu"),
+        precision="full",
+        shared_order=False,
+        data_sets=range(2),
+    )
+    run = DividedRun(request, tmp_path, Computing(), Keeping(progress=False))
+    run.begin(2)
+    parts = run.parts(1)
+    assert all(part.request.sources == () for part in parts)
+    [file] = {each.path for part in parts for each in part.sources}  # once for all
+    read = parts[0].whole_request().sources[0]
+    assert torch.equal(read.inputs, data.inputs)
+    assert torch.equal(read.targets, data.targets)
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match="damaged"):
+        parts[1].whole_request()
 
 
 @pytest.mark.filterwarnings("ignore:.* trains several chains of one module")
-def test_a_failure_in_a_process_is_told(forked):
-    with pytest.raises(PolymodeError, match=r"In process [01]: .*no memory left"):
+def test_a_failure_in_a_process_is_told():
+    with pytest.raises(PolymodeError, match=r"sequential_anchored, chains .*no memory left"):
         fitted(processes=2, model=Broken())
 
 
@@ -122,7 +167,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 import polymode as pm
 from cases import BY_NAME
-from training.test_processes import METHOD, network
+from training.test_parts import METHOD, network
 if __name__ == "__main__":
     pm.fit(
         METHOD, network, BY_NAME["mlp"].data(200, batch_size=2), likelihood="categorical", epochs=10,
@@ -143,7 +188,7 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("to", ["all", "parent"])
-def test_an_interrupted_run_goes_on(tmp_path, forked, undisturbed, to):
+def test_an_interrupted_run_goes_on(tmp_path, undisturbed, to):
     """Ctrl-C reaches every process, or the first one alone; each keeps what it has done.
 
     The script spawns its processes, as fit does.
@@ -154,7 +199,7 @@ def test_an_interrupted_run_goes_on(tmp_path, forked, undisturbed, to):
     script.write_text(SCRIPT.format(tests=tests, folder=str(folder)))
     process = subprocess.Popen([sys.executable, script], start_new_session=True, stderr=subprocess.PIPE)
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and len(list(folder.glob("processes/*/checkpoint/state-*"))) < 2:
+    while time.monotonic() < deadline and len(list(folder.glob("parts/*/checkpoint/state-*"))) < 2:
         time.sleep(0.05)
     if to == "all":
         os.killpg(process.pid, signal.SIGINT)
@@ -163,12 +208,11 @@ def test_an_interrupted_run_goes_on(tmp_path, forked, undisturbed, to):
     _, errors = process.communicate(timeout=300)
     assert process.returncode != 0
     assert b"KeyboardInterrupt" in errors
-    assert len(list(folder.glob("processes/*/checkpoint/state-*"))) >= 2
+    assert len(list(folder.glob("parts/*/checkpoint/state-*"))) >= 2
     assert not (folder / "posterior-0").exists()
-    for number in (1, 3):
-        with pytest.raises(CheckpointError, match="was begun with processes=2: go on with that number"):
-            fitted_long(folder, processes=number, resume=True)
-    fitted_long(folder, processes=2, resume=True)
+    with pytest.raises(CheckpointError, match="was begun in 2 parts: go on with an engine"):
+        fitted_long(folder, resume=True)
+    fitted_long(folder, processes=3, resume=True)  # it stays in two parts
     posterior, one = undisturbed
     assert_same(pm.load_posterior(folder, network), posterior)
     several = epochs_of(folder)

@@ -1,0 +1,256 @@
+"""Where work is done: in processes of this machine, or on a cluster of Ray or Dask; joblib drives them."""
+
+import logging
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from joblib import Parallel, delayed, parallel_config
+
+from polymode.errors import InputError, PolymodeError, require, require_whole, shortened, unknown_name
+from polymode.storage import writing
+from polymode.training.loop.arithmetic import available_threads
+
+Kind = Literal["local", "ray", "dask"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Who works on the parts of a run.
+
+    kind: "local" (processes of this machine), "ray" or "dask". address: of a cluster that runs already, such
+    as "auto" or "host:6379" for Ray and "tcp://host:8786" for Dask; without one, some workers are started on
+    this machine and ended afterwards. workers: parts that are worked on at once; as many as there are cores
+    unless given. cores, memory, gpus: what each part needs; a cluster gives it a place that has as much.
+    cores: one unless given, or the threads of ``fit``. memory: in bytes. gpus: one where it trains on CUDA.
+    """
+
+    kind: Kind = "local"
+    address: str = ""
+    workers: int | None = None
+    cores: int | None = None
+    memory: int | None = None
+    gpus: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise unknown_name("engine", self.kind, KINDS)
+        require(
+            self.kind != "local" or not self.address,
+            f"address={self.address!r} is that of a cluster: engine='ray' or 'dask' goes with it.",
+        )
+        for name in ("workers", "cores", "memory"):
+            if getattr(self, name) is not None:
+                require_whole(name, getattr(self, name))
+        require(
+            self.gpus is None or (isinstance(self.gpus, int | float) and self.gpus >= 0),
+            f"gpus must be a number of at least 0, got {self.gpus!r}.",
+        )
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one task asks for."""
+
+    cores: int = 1
+    memory: int | None = None
+    gpus: float = 0
+
+
+class Lost(PolymodeError):
+    """Whoever worked on a task is gone, and so is its result; what it has written is not."""
+
+
+class Crew:
+    """The workers of an engine, as long as the context lasts."""
+
+    def __init__(
+        self, config: Mapping[str, Any], workers: int, ask_all: Callable[..., dict[str, Any]]
+    ) -> None:
+        self.config, self.workers, self._ask_all = config, workers, ask_all
+
+    def work(self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The results of a function for the arguments of every task; ``Lost`` where a worker has died.
+
+        A function is not expected to raise: whatever arrives as an exception is about the way there.
+        """
+        count = max(1, min(self.workers, len(tasks)))
+        try:
+            with parallel_config(**self.config, n_jobs=count):
+                parallel = Parallel(batch_size=1, pre_dispatch=count)  # type: ignore[arg-type]  # numbers, too
+                return list(parallel(delayed(function)(*task) for task in tasks) or ())
+        except Exception as error:
+            reason = shortened(f"{type(error).__name__}: {error}")
+            told = f"{error} {error.__cause__ or ''}".lower()
+            if "pickl" in told or "serializ" in told:
+                raise InputError(
+                    f"What travels to other processes (method, model, data) cannot: {reason} Pass a module, "
+                    "or functions that are defined at the top of a file."
+                ) from error
+            raise Lost(reason) from error
+
+    def check_folder(self, folder: Path) -> None:
+        """Raise unless every machine sees what this one writes to a folder."""
+        mark = folder / f".seen-{uuid.uuid4().hex}"
+        with writing(mark):
+            folder.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        try:
+            blind = sorted(where for where, seen in self._ask_all(sees, str(mark)).items() if not seen)
+        finally:
+            mark.unlink(missing_ok=True)
+        if blind:
+            raise InputError(
+                f"{folder} is not the same folder on every machine: what {socket.gethostname()} writes "
+                f"there is not seen on {', '.join(blind)}. Choose a run_dir (--run) on a file system that "
+                "all of them share."
+            )
+
+
+def sees(path: str) -> bool:
+    """Whether a file is there, for whoever is asked."""
+    return Path(path).exists()
+
+
+@contextmanager
+def crew_of(engine: Engine, needs: Needs) -> Iterator[Crew]:
+    """The workers of an engine, started or found; what no machine of it could give is said now."""
+    open_crew = {"local": _local, "ray": _ray, "dask": _dask}[engine.kind]
+    with open_crew(engine, needs) as crew:
+        yield crew
+
+
+@contextmanager
+def _local(engine: Engine, needs: Needs) -> Iterator[Crew]:
+    workers = engine.workers or max(1, available_threads() // needs.cores)
+    config = {"backend": "loky", "inner_max_num_threads": needs.cores}
+    yield Crew(config, workers, lambda ask, *arguments: {socket.gethostname(): ask(*arguments)})
+
+
+@contextmanager
+def _ray(engine: Engine, needs: Needs) -> Iterator[Crew]:
+    try:
+        import ray
+        from ray.util.joblib import register_ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    except ImportError as error:
+        raise InputError(f"engine='ray' needs Ray ({error}): pip install 'polymode[ray]'.") from None
+    started = not ray.is_initialized()
+    if started:
+        own: dict[str, Any] = {}
+        if not engine.address:
+            cores = (engine.workers or max(1, available_threads() // needs.cores)) * needs.cores
+            own = {"num_cpus": cores, "include_dashboard": False}
+        try:
+            ray.init(
+                engine.address or None,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                # What is imported by name here is imported by the same name there.
+                runtime_env={"env_vars": {"PYTHONPATH": ":".join(filter(None, sys.path))}},
+                **own,
+            )
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            raise _unreachable(engine, error) from error
+    try:
+        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        wanted = {"CPU": needs.cores, "GPU": needs.gpus, "memory": needs.memory or 0}
+        places = [_places(node["Resources"], wanted) for node in nodes.values()]
+        _require_places(engine, sum(places), wanted)
+
+        def ask_all(ask: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+            told = {
+                node["NodeManagerHostname"]: ray.remote(num_cpus=0)(ask)
+                .options(scheduling_strategy=NodeAffinitySchedulingStrategy(identity, soft=False))
+                .remote(*arguments)
+                for identity, node in nodes.items()
+            }
+            return {where: ray.get(answer) for where, answer in told.items()}
+
+        register_ray()
+        # A worker or node that dies is replaced by Ray, and its task begins again: it goes on from its files.
+        asked: dict[str, Any] = {"num_cpus": needs.cores, "max_restarts": -1, "max_task_retries": -1}
+        asked |= {"num_gpus": needs.gpus} if needs.gpus else {}
+        asked |= {"memory": needs.memory} if needs.memory else {}
+        yield Crew({"backend": "ray", "ray_remote_args": asked}, engine.workers or sum(places), ask_all)
+    finally:
+        if started:
+            ray.shutdown()
+
+
+@contextmanager
+def _dask(engine: Engine, needs: Needs) -> Iterator[Crew]:
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError as error:
+        raise InputError(f"engine='dask' needs Dask ({error}): pip install 'polymode[dask]'.") from None
+    cluster = None
+    if not engine.address:
+        cluster = LocalCluster(
+            n_workers=engine.workers or max(1, available_threads() // needs.cores),
+            threads_per_worker=1,
+            dashboard_address=None,  # type: ignore[arg-type]  # none is wanted
+            resources={"GPU": needs.gpus} if needs.gpus else None,
+        )
+    try:
+        client: Any = Client(cluster or engine.address, timeout=30, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise _unreachable(engine, error) from error
+    try:
+        client.register_plugin(_paths(list(filter(None, sys.path))))
+        wanted = {"CPU": 1, "GPU": needs.gpus, "memory": needs.memory or 0}
+        places = 0
+        for worker in client.scheduler_info(n_workers=-1)["workers"].values():
+            # A worker's memory is shared by its threads; 0 stands for no limit.
+            has = {"CPU": worker["nthreads"], "memory": worker["memory_limit"] or float("inf")}
+            places += _places(has | worker.get("resources", {}), wanted)
+        _require_places(engine, places, wanted)
+        config: dict[str, Any] = {"backend": "dask", "client": client}
+        config |= {"resources": {"GPU": needs.gpus}} if needs.gpus else {}
+        yield Crew(config, engine.workers or places, client.run)
+    finally:
+        client.close()
+        if cluster is not None:
+            cluster.close()
+
+
+def _paths(paths: list[str]) -> Any:
+    """What is imported by name here is imported by the same name by workers of Dask."""
+    from distributed import WorkerPlugin
+
+    class Paths(WorkerPlugin):
+        name = "polymode-paths"
+
+        def setup(self, worker: Any) -> None:
+            sys.path.extend(path for path in paths if path not in sys.path)
+
+    return Paths()
+
+
+def _places(has: Mapping[str, float], wanted: Mapping[str, float]) -> int:
+    """Tasks that a machine has room for at once."""
+    return int(min(has.get(name, 0) // amount for name, amount in wanted.items() if amount))
+
+
+def _require_places(engine: Engine, places: int, wanted: Mapping[str, float]) -> None:
+    asked = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount)
+    where = f" at {engine.address}" if engine.address else ""
+    require(
+        places > 0,
+        f"No machine of the {engine.kind} cluster{where} has what a part needs ({asked}): ask for less "
+        "(cores, memory or gpus of the engine), or add a machine that has it.",
+    )
+
+
+def _unreachable(engine: Engine, error: Exception) -> InputError:
+    reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__)
+    return InputError(
+        f"No {engine.kind} cluster was reached at {engine.address!r} ({reason}): start one there, or leave "
+        "the address out to start workers on this machine."
+    )

@@ -130,6 +130,10 @@ class HMC(Method):
             raise InputError(f"jitter must be at least 0 and below 1, got {self.jitter!r}.")
 
     @property
+    def undivided(self) -> str:
+        return "hmc moves by the gradient of all data: give each process chains of its own (engine=...)."
+
+    @property
     def total_chains(self) -> int:
         return self.num_chains
 

@@ -167,6 +167,12 @@ class Microcanonical(Method):
             raise unknown_name("scale", self.scale, get_args(Scale))
 
     @property
+    def undivided(self) -> str:
+        return (
+            "microcanonical records its steps as a whole: give each process chains of its own (engine=...)."
+        )
+
+    @property
     def total_chains(self) -> int:
         return self.num_chains
 

@@ -81,6 +81,10 @@ class MIMO(Method):
         return Single(self.prior_std, self.optimizer, self.schedule, self.keep)
 
     @property
+    def undivided(self) -> str:
+        return "mimo mixes the examples of a batch, and those of other processes are not there."
+
+    @property
     def can_average(self) -> bool:
         return True
 

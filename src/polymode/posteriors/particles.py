@@ -140,11 +140,12 @@ class MemberStore:
     """Members that are finished: written once to files of a folder, or kept in memory as far as they fit.
 
     Without a folder, what is beyond ``MEMORY_BYTES`` goes to a temporary one, which is removed when nobody
-    holds its members any more.
+    holds its members any more. writes: False leaves a folder as another process has it, and keeps what is
+    appended as if there were none.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None = None, *, writes: bool = True) -> None:
+        self.folder, self.writes = folder, writes
         self.finished: list[list[Block]] = []  # one entry an ``append``, one block a group
         self._in_memory = 0  # bytes
         self._overflow: _Overflow | None = None
@@ -154,12 +155,13 @@ class MemberStore:
         labels = members.labels.clone()
         labels[:, 2] += len(self.finished) * members.group_size
         members = replace(members, labels=labels)
-        if self.folder is None and self._in_memory + members.num_bytes <= MEMORY_BYTES:
+        kept_apart = self.folder is None or not self.writes
+        if kept_apart and self._in_memory + members.num_bytes <= MEMORY_BYTES:
             self._in_memory += members.num_bytes
             copy_ = members.clone()
             self.finished.append([copy_.groups(slice(g, g + 1)) for g in range(members.num_groups)])
             return
-        path = self._path(len(self.finished))
+        path = self._path(len(self.finished), None if kept_apart else self.folder)
         digest = write_tensors(path, members_to_tensors(members))  # a resumed run makes the same bits again
         file = CheckedFile(path, digest, self._overflow)
         self._add_file(file, members.num_groups, members.group_size)
@@ -178,13 +180,13 @@ class MemberStore:
         """
         self.finished = []
         for index, digest in enumerate(digests.numpy()):
-            file = CheckedFile(self._path(index), digest.tobytes().hex())
+            file = CheckedFile(self._path(index, self.folder), digest.tobytes().hex())
             file.check()
             self._add_file(file, num_groups, group_size)
 
     def of_group(self, group: int) -> "MemberStore":
         """The finished members of one group."""
-        view = MemberStore(self.folder)
+        view = MemberStore(self.folder, writes=self.writes)
         view.finished = [[entry[group]] for entry in self.finished]
         return view
 
@@ -195,8 +197,7 @@ class MemberStore:
     def _add_file(self, file: CheckedFile, num_groups: int, group_size: int) -> None:
         self.finished.append([StoredMembers(file, group_size, g) for g in range(num_groups)])
 
-    def _path(self, index: int) -> Path:
-        folder = self.folder
+    def _path(self, index: int, folder: Path | None) -> Path:
         if folder is None:
             self._overflow = self._overflow or _Overflow()
             folder = self._overflow.folder

@@ -29,6 +29,7 @@ from polymode.application.cli.output import (
     say,
     scores_table,
 )
+from polymode.application.cli.ranks import require_alone
 from polymode.application.cli.train import TrainOptions
 from polymode.application.comparison import (
     COMPARISON_FILE,
@@ -146,6 +147,7 @@ def _unasked(options: CompareOptions, job: Job) -> tuple[dict[str, str], list[st
 
 def run(options: CompareOptions) -> None:
     """Compare, print the tables, write the page."""
+    require_alone("compare")
     wanted = wanted_methods(options.methods, COMPARED)
     options = _with_splits(options)
     if options.reference:

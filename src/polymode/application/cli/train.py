@@ -23,6 +23,7 @@ from polymode.application.cli.output import (
     reporter_of,
     say,
 )
+from polymode.application.cli.ranks import joined, local_device
 from polymode.application.cli.runs import StoredRun
 from polymode.application.comparison import (
     Judging,
@@ -40,6 +41,7 @@ from polymode.methods import make_method
 from polymode.posteriors import Posterior
 from polymode.posteriors.particles import BlockPosterior
 from polymode.training.contract import describe
+from polymode.training.keeping.progress import Silent
 from polymode.training.loop.settings import Keeping
 
 ABOUT = """Train one method and keep its posterior in a run folder.
@@ -95,29 +97,40 @@ def run(options: TrainOptions) -> None:
         if method.reference:
             raise UsageError(f"--calibrate takes held-out rows, and {method.name} is trained on all of them.")
     folder = run_folder(options.run, "train", [options.data, job.model_name, method.name], identity)
-    reporter = reporter_of(options)
-    reporter.say(job.described())
     Keeping(run_dir=folder, resume=True).folder()  # a folder of something else is refused before any work
     trial = max(1, round((options.budget or job.task.suggested_budget) / 5))
-    job = settled(job, options, job.task.training, trial, folder, reporter)
-    replicates = replicates_of(job.task, options.all_seeds(job.task))
-    initial = _posteriors_of(options, job, replicates) if options.initial else None
+    with joined() as ranks:
+        reporter = reporter_of(options) if ranks.is_first else Silent()
+        reporter.say(job.described())
+        with ranks.first_one_first():
+            job = settled(job, options, job.task.training, trial, folder, reporter)
+        replicates = replicates_of(job.task, options.all_seeds(job.task))
+        initial = _posteriors_of(options, job, replicates) if options.initial else None
+        how = how_to_run(options)
+        how["data_parallel"] = ranks.size > 1
+        if ranks.size > 1 and options.device == "cuda":
+            how["device"] = local_device()
+        try:
+            posteriors = fit_replicates(
+                method,
+                job.model,
+                replicates,
+                folder,
+                likelihood=make_likelihood(job.task.likelihood),
+                epochs=epochs,
+                **how,
+                title=method.name,
+                options=identity,
+                network=job.network,
+                reporter=reporter,
+                observer=observer_maker(options)(folder) if ranks.is_first else None,
+                initial=initial,
+            )
+        finally:
+            reporter.close()
+    if not ranks.is_first:
+        return  # the first one judges and tells
     try:
-        posteriors = fit_replicates(
-            method,
-            job.model,
-            replicates,
-            folder,
-            likelihood=make_likelihood(job.task.likelihood),
-            epochs=epochs,
-            **how_to_run(options),
-            title=method.name,
-            options=identity,
-            network=job.network,
-            reporter=reporter,
-            observer=observer_maker(options)(folder),
-            initial=initial,
-        )
         judging = Judging(
             options.num_draws, options.calibration, threads=options.threads, calibrate=options.calibrate
         )

@@ -284,6 +284,8 @@ def fitted_replicates(
     posteriors = fit.run()
     assert isinstance(posteriors, list)
     assert fit.folder is not None
+    if not fit.request.ranks.is_first:
+        return posteriors
     ready = [replicate.data.preprocessing.config() for replicate in replicates]
     typical = _typical(replicates, fit.folder)
     content = {"network": dict(network or {}), "posteriors": ready, "typical": typical}

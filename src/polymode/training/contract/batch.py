@@ -17,6 +17,8 @@ class Piece:
     examples: [G, B, ...], or [B, ...] where all groups see the same ones.
     rows: the examples' places in their own data set, of the same leading axes.
     joined: examples that one pass through the network takes at once.
+    whole: examples of the batch where several ranks share it, and the place of the first of these in it.
+    counts: whether they do; a rank that has no share of a small batch runs one example for nothing.
     """
 
     groups: slice
@@ -24,6 +26,8 @@ class Piece:
     rows: Tensor
     has_groups: bool
     joined: int = 1
+    whole: tuple[int, int] | None = None
+    counts: bool = True
 
     @property
     def batch_size(self) -> int:
@@ -31,8 +35,8 @@ class Piece:
 
     @property
     def num_passes(self) -> int:
-        """Passes through the network that the batch takes: what a budget counts."""
-        return self.batch_size // self.joined
+        """Passes through the network that the batch takes, of all ranks: what a budget counts."""
+        return (self.batch_size if self.whole is None else self.whole[0]) // self.joined
 
 
 @dataclass(frozen=True)

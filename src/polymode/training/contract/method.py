@@ -74,6 +74,11 @@ class Method(ABC):
         return False
 
     @property
+    def undivided(self) -> str:
+        """Why its minibatches cannot be shared out among processes; nothing where they can."""
+        return ""
+
+    @property
     def can_keep_best(self) -> bool:
         """Whether a best epoch can be chosen by validation: it, or what it is made of, has such an option."""
         return "keep" in (each.name for each in fields(self))

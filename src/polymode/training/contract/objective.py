@@ -48,6 +48,9 @@ class Gradients:
     shared: Tensors
 
 
+NONE = Gradients({}, {})
+
+
 @dataclass(frozen=True)
 class _Part:
     """Members whose batches have one size, with all that their losses depend on.
@@ -121,7 +124,7 @@ class Objective:
         evaluate = ways[self.execution.backend]
         losses, stacked, shared = None, {}, {}
         for part in self._parts(state, batch, member):
-            found, gradients = evaluate(part)
+            found, gradients = self._of_all_ranks(part, *self._placed(part, evaluate))
             if check:
                 _check_finite(found, part.members)
             state.gradient_examples[part.piece.groups] += part.num_examples
@@ -151,13 +154,62 @@ class Objective:
         losses = None
         for part in self._parts(state, batch, None, advance=training):
             with self._randomness(part.seeds[0]):
-                found = objective._mapped(part, part.members, backend)
+                mapped = self._placed(part, lambda p: (objective._mapped(p, p.members, backend), NONE))
+                found, _ = self._of_all_ranks(part, *mapped)
             if losses is None:
                 losses = found.new_full((state.members.num_members,), torch.nan)
             losses[part.rows] = found
         self.network.train()
         assert losses is not None
         return losses
+
+    def _placed(
+        self, part: _Part, evaluate: Callable[[_Part], tuple[Tensor, Gradients]]
+    ) -> tuple[Tensor, Gradients]:
+        """Evaluate a part; noise knows the places of its examples in the batch that ranks share."""
+        if part.piece.whole is None:
+            return evaluate(part)
+        places = [b for name, b in self.network.module.named_buffers() if name.endswith("first_example")]
+        for place in places:
+            place.fill_(part.piece.whole[1])
+        try:
+            return evaluate(part)
+        finally:
+            for place in places:
+                place.zero_()
+
+    def _of_all_ranks(self, part: _Part, losses: Tensor, gradients: Gradients) -> tuple[Tensor, Gradients]:
+        """Losses and gradients of the whole batch, from those of the shares: Σ_r n_r L_r / Σ_r n_r."""
+        piece, ranks = part.piece, self.execution.ranks
+        if piece.whole is None or ranks.size == 1:
+            return losses, gradients
+        count, targets = self.network.likelihood.num_observations, piece.examples.targets
+        each = [int(count(t)) for t in targets] if piece.has_groups else [int(count(targets))]
+        seen = losses.new_tensor(each if piece.counts else [0] * len(each)).expand(part.members.num_groups)
+
+        def weighted(tensor: Tensor, of_rows: Tensor) -> Tensor:
+            of_rows = of_rows.to(tensor.dtype).reshape(-1, *[1] * (tensor.ndim - 1))
+            return torch.where(of_rows > 0, of_rows * tensor, 0.0)
+
+        rows = seen.repeat_interleave(part.members.group_size)
+        stacked, shared = gradients.stacked, gradients.shared
+        total, summed, *sums = ranks.add(
+            [
+                seen,
+                weighted(losses, rows),
+                *(weighted(gradient, rows) for gradient in stacked.values()),
+                *(weighted(gradient, seen) for gradient in shared.values()),
+            ]
+        )
+        of_rows, found = total.repeat_interleave(part.members.group_size), iter(sums)
+
+        def mean(tensor: Tensor, of_rows: Tensor) -> Tensor:
+            return tensor / of_rows.to(tensor.dtype).reshape(-1, *[1] * (tensor.ndim - 1))
+
+        return mean(summed, of_rows), Gradients(
+            {name: mean(next(found), of_rows) for name in stacked},
+            {name: mean(next(found), total) for name in shared},
+        )
 
     def _parts(
         self, state: "State", batch: Batch, member: int | None, *, advance: bool = True

@@ -45,6 +45,10 @@ class Wrapper(Method):
         return self.of.needs_initial
 
     @property
+    def undivided(self) -> str:
+        return self.of.undivided
+
+    @property
     def can_keep_best(self) -> bool:
         return self.of.can_keep_best
 

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -33,9 +34,9 @@ class Interruption:
         for number in self._held:
             signal.signal(number, signal.default_int_handler)
 
-    def check(self) -> None:
-        """Raise the ``KeyboardInterrupt`` that was asked for."""
-        if self.asked:
+    def check(self, anybody: Callable[[bool], bool] = bool) -> None:
+        """Raise the ``KeyboardInterrupt`` that was asked for; anybody: whether others were asked, too."""
+        if anybody(self.asked):
             raise KeyboardInterrupt
 
     def __exit__(

@@ -13,6 +13,7 @@ from polymode.data import ArrayData, Data, Examples
 from polymode.errors import InputError
 from polymode.seeds import derive_generator, derive_seed
 from polymode.training.contract.batch import Batch, Piece
+from polymode.training.contract.ranks import ALONE, Ranks
 from polymode.trees import leaves, map_tree
 
 # A pass over the whole data set takes inputs of so many bytes at once: activations are a multiple of them.
@@ -56,7 +57,7 @@ class Batches:
 
     Data sets are sorted by length, longest first: at every step the active groups are a prefix, and
     those with a full batch another. ``shared_order`` lets all chains see one order. arrange: brings examples
-    to where and how the network wants them.
+    to where and how the network wants them. ranks: who shares every batch.
     """
 
     def __init__(
@@ -67,8 +68,9 @@ class Batches:
         *,
         shared_order: bool,
         arrange: Arrange = as_they_are,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self.arrange = arrange
+        self.arrange, self.ranks = arrange, ranks
         # One data set may be given several times (for several seeds): it is held once.
         distinct = list({id(part): part for part in data}.values())
         self.source = distinct[0] if len(distinct) == 1 else _joined(distinct)
@@ -126,7 +128,7 @@ class Batches:
         # The whole data set is always the same one: what it draws at random does not change.
         drawn_in = 0 if full else epoch
         stream = self.source.stream(
-            ((orders[s.seen, s.places] + self.offsets[s.seen, None]).flatten() for s in slots),
+            ((orders[s.seen, self._own(s)[0]] + self.offsets[s.seen, None]).flatten() for s in slots),
             (self._example_seeds(slot, drawn_in) for slot in slots),
         )
         has_groups = not (self.one_data_set if full else self.one_order)
@@ -138,7 +140,8 @@ class Batches:
     ) -> Batch:
         pieces = []
         for slot in minibatch:
-            examples, rows = next(stream, None), orders[slot.seen, slot.places]  # [G, B]
+            places, counts = self._own(slot)
+            examples, rows = next(stream, None), orders[slot.seen, places]  # [G, B]
             if examples is None:
                 raise InputError(
                     f"The data ended before row {slot.places.start}, although num_examples says there are "
@@ -147,9 +150,17 @@ class Batches:
             if has_groups:
                 examples = map_tree(lambda t, rows=rows: t.unflatten(0, rows.shape), examples)
             rows = rows if has_groups else rows[0]
-            pieces.append(Piece(slot.groups, self.arrange(examples, has_groups), rows, has_groups))
+            whole = None
+            if self.ranks.size > 1:
+                whole = (slot.places.stop - slot.places.start, places.start - slot.places.start)
+            arranged = self.arrange(examples, has_groups)
+            pieces.append(Piece(slot.groups, arranged, rows, has_groups, whole=whole, counts=counts))
         last = minibatch[-1].groups.stop
         return Batch(pieces, [n for n, cohort in enumerate(self.cohorts) if cohort.start < last])
+
+    def _own(self, slot: _Slot) -> tuple[slice, bool]:
+        """The places of a slot that this process sees, and whether they count."""
+        return self.ranks.share(slot.places)
 
     def _example_seeds(self, slot: _Slot, epoch: int) -> Tensor:
         """A seed for each example of a slot: a chain's own, so that it sees what it would see alone."""
@@ -157,8 +168,9 @@ class Batches:
             derive_seed(group.seed, "examples", self._order_of(group), epoch, slot.minibatch) >> 1
             for group in self.groups[slot.seen]
         ]
-        count = slot.places.stop - slot.places.start
-        return (torch.tensor(bases)[:, None] + torch.arange(count)).flatten()
+        own, _ = self._own(slot)
+        places = torch.arange(own.start, own.stop) - slot.places.start
+        return (torch.tensor(bases)[:, None] + places).flatten()
 
     def _order_of(self, group: Group) -> int | str:
         return "shared" if self.shared_order else group.chain

@@ -91,7 +91,9 @@ def fit(
         each: "local" (processes of this machine), "ray", "dask", or an ``Engine`` that says how many, where
         and with what. A part is a run in a folder of its own, so what a worker that died had done is not
         lost. A chain's result is the same wherever it runs, up to rounding. processes=n: the same as
-        ``Engine("local", workers=n)``.
+        ``Engine("local", workers=n)``. data_parallel: every minibatch is shared out among the processes of
+        torch.distributed (torchrun), each of which calls ``fit`` and holds all members; batch sizes, budgets
+        and seeds mean what they mean in one process. The first of them writes and tells.
 
     What is kept (``Keeping``): run_dir: folder for the manifest, the event log, checkpoints and the finished
         posterior; with ``resume=True`` an interrupted run goes on, to the same bits on the same machine with
@@ -180,8 +182,9 @@ def prepared(
         initial=_initial_list(asked.get("initial"), extend, len(sources)),
         data_sets=range(len(sources)),
         first_seed=seeds[0],
+        ranks=computing.ranks(),
     )
-    folder = keeping.folder()
+    folder = request.ranks.first(keeping.folder() if request.ranks.is_first else None)
     if computing.engine is not None:
         _check_engine(computing.engine, folder, keeping, extend)
     return Fit(request, computing, keeping, folder, extend, many)

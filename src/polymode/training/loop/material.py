@@ -28,6 +28,7 @@ from polymode.training.contract.execution import Execution, Precision
 from polymode.training.contract.method import Method, describe
 from polymode.training.contract.phase import Phase
 from polymode.training.contract.problem import Problem
+from polymode.training.contract.ranks import ALONE, Ranks
 from polymode.training.contract.state import State
 from polymode.training.keeping.folder import MEMBERS
 from polymode.training.loop.batches import Batches
@@ -63,6 +64,7 @@ class Request:
     data_sets: range = range(
         0
     )  # where this is a part of a larger request: its own, as they are counted there
+    ranks: Ranks = ALONE  # processes that share every minibatch
     first_seed: int = 0  # of the first data set of the whole: it makes what all members have in common
 
     @property
@@ -158,10 +160,21 @@ def gather(request: Request, folder: Path | None) -> Material:
 
     in_memory = all(isinstance(source, ArrayData) for source in request.sources)
     batches = Batches(
-        request.sources, request.chains, request.seeds, shared_order=request.shared_order, arrange=arrange
+        request.sources,
+        request.chains,
+        request.seeds,
+        shared_order=request.shared_order,
+        arrange=arrange,
+        ranks=request.ranks,
     )
     seen = _check_data(request, template, adaptations)
     initialiser = Initialiser(request.model, request.likelihood, device, adaptations)
+    request.ranks.check(
+        has_statistics=bool(seen.changed),
+        draws_globally=seen.uses_global_random,
+        replayable=all(source.replayable for source in request.sources),
+        refusal=request.method.undivided,
+    )
     owned = initialiser.own_names(template, seen.changed, seed)
     initialiser = replace(initialiser, names=owned)
     network = Network(  # from here on the template has no gradients
@@ -200,7 +213,8 @@ def gather(request: Request, folder: Path | None) -> Material:
         number = request.first_data_set + group.data_set
         states.append(state.as_chain(generator, number, group.chain))
     state = State.side_by_side(states)
-    state.finished = MemberStore(None if folder is None else folder / MEMBERS)
+    members = None if folder is None else folder / MEMBERS
+    state.finished = MemberStore(members, writes=request.ranks.is_first)
     return Material(request, problem, owned, batches, state)
 
 

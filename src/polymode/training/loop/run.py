@@ -38,6 +38,7 @@ class Run:
         if folder is not None:
             signature = request.signature(self.network, self.material.owned)
             self.folder = RunFolder(folder, signature, keeping.options or {})
+        self.ranks = request.ranks
         self.record: dict[str, Any] = {}
         self.seconds = self.earlier = 0.0  # of training, in all sessions and in those before this one
 
@@ -46,8 +47,8 @@ class Run:
         if self.folder is None:
             with without_denormals():
                 return self._run()
-        with self.folder.lock(), without_denormals():
-            if not self.folder.is_finished:
+        with self.folder.lock() if self.ranks.is_first else nullcontext(), without_denormals():
+            if not self.ranks.first(self.ranks.is_first and self.folder.is_finished):
                 return self._run()
             self.keeping.reporter.skip(self.title)
             stored = (load_posterior(path, self.request.model) for path in self.folder.posteriors())
@@ -57,16 +58,19 @@ class Run:
         folder = self.folder
         if folder is not None:
             folder.check_whole()
-        resumed = folder is not None and folder.checkpoints.exist
+        resumed = self.ranks.first(folder is not None and folder.checkpoints.exist)
         if folder is not None and resumed:
-            folder.checkpoints.load(self._restore)
+            with self.ranks.first_one_first():  # it passes over what is damaged, and tells
+                folder.checkpoints.load(self._restore)
             self._go_on_with(self.computing.threads)
         else:
             self._begin()
         with with_threads(self.record["threads"]):
-            if folder is not None and resumed:
+            if folder is None or not self.ranks.is_first:
+                return self._to_the_end()
+            if resumed:
                 folder.began(self.record, "resume", epochs_done=self.training.position.epochs_done)
-            elif folder is not None:
+            else:
                 folder.began(self.record, "begin")
                 self._save()
             return self._to_the_end()
@@ -74,7 +78,14 @@ class Run:
     def _begin(self) -> None:
         """Decide how the run is executed, and put the training at its start."""
         began = time.perf_counter()
-        execution, step_seconds = choose_execution(self.material, self.computing)
+        execution, step_seconds = self.material.problem.execution, {}
+        if self.ranks.is_first:
+            execution, step_seconds = choose_execution(self.material, self.computing)
+        chosen = (execution.backend, execution.prediction_backend, execution.threads)
+        backend, prediction, threads = self.ranks.first(chosen)
+        execution = replace(
+            execution, backend=backend, prediction_backend=prediction, threads=threads, ranks=self.ranks
+        )
         self.training = Training(self.material, execution)
         self.record |= _told(execution) | {
             "step_seconds": step_seconds,
@@ -94,9 +105,10 @@ class Run:
                     replace(posterior, record=self._record_of(data_set))
                     for data_set, posterior in enumerate(training.posteriors())
                 ]
-                if self.folder is not None:
-                    self._save()
+                self._save()
+                if self.folder is not None and self.ranks.is_first:
                     posteriors = self.folder.finish(posteriors)
+                self.ranks.meet()
         except BaseException as error:
             reporter.close()
             if isinstance(error, NonFiniteLoss):
@@ -108,6 +120,8 @@ class Run:
     def _train(self, interruption: Interruption | None) -> None:
         self.earlier, began, saved_at = self.seconds, time.perf_counter(), time.monotonic()
         folder, observer = self.folder, self.keeping.observer
+        if not self.ranks.is_first:
+            folder = observer = None
         for epoch in self.training.run():
             self.seconds = self.earlier + time.perf_counter() - began
             try:
@@ -118,7 +132,7 @@ class Run:
                     if observer is not None:
                         observer(epoch)
                 if interruption is not None:
-                    interruption.check()
+                    interruption.check(self._any)
             except BaseException:
                 self._save()  # between steps the state is whole: nothing is lost
                 raise
@@ -164,8 +178,12 @@ class Run:
 
     # --- checkpoints ----------------------------------------------------------------------------
 
+    def _any(self, asked: bool) -> bool:
+        """Whether any rank is asked to end: all of them end after the same step."""
+        return self.ranks.any(asked, self.request.device)
+
     def _save(self) -> None:
-        if self.folder is not None:
+        if self.folder is not None and self.ranks.is_first:
             content = {"training": self.training.content(), "record": self.record, "seconds": self.seconds}
             self.folder.save(self.training.position.number, content)
 
@@ -179,6 +197,7 @@ class Run:
                 self.record["prediction_backend"],
                 self.request.precision,
                 self.record["threads"],
+                self.ranks,
             )
             self.training = Training(self.material, execution)
             self.training.take_up(content["training"])

@@ -15,6 +15,7 @@ from polymode.options import option
 from polymode.posteriors.base import MANIFEST
 from polymode.training.contract.epoch import Epoch
 from polymode.training.contract.execution import Precision
+from polymode.training.contract.ranks import ALONE, Ranks
 from polymode.training.keeping.progress import Reporter, reporter_for
 from polymode.training.loop.arithmetic import MOST_THREADS
 from polymode.training.loop.engine import KINDS, Engine, Kind
@@ -31,6 +32,7 @@ class ComputingSettings(TypedDict, total=False):
     precision: Precision
     processes: int
     engine: Engine | Kind | None
+    data_parallel: bool
 
 
 class Settings(ComputingSettings, total=False):
@@ -71,6 +73,10 @@ class Computing:
         None, "who works on the parts of a run: local (processes of this machine), ray or dask"
     )
 
+    data_parallel: bool = option(
+        False, "share every minibatch among the processes of torch.distributed, which all hold all members"
+    )
+
     def __post_init__(self) -> None:
         named: Any = self.engine
         if isinstance(named, str):
@@ -96,6 +102,15 @@ class Computing:
                 require_whole("threads", self.threads) <= MOST_THREADS,
                 f"threads must be at most {MOST_THREADS}, got {self.threads}.",
             )
+        require(
+            not self.data_parallel or (self.engine is None and self.backend != "compiled"),
+            "data_parallel=True shares minibatches among processes that torchrun has started: leave engine, "
+            "processes and backend='compiled' out.",
+        )
+
+    def ranks(self) -> Ranks:
+        """Who shares minibatches."""
+        return Ranks.joined() if self.data_parallel else ALONE
 
     def device_of(self, model: Model) -> torch.device:
         """The device that was named, or that of a module; the CPU for a factory."""

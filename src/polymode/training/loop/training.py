@@ -120,6 +120,7 @@ class Training:
             seed = derive_seed(self.request.first_seed, "validation", position.epochs_done)
             with global_seed(seed) if self.problem.network.draws_globally else nullcontext():
                 scores = validate(state, phase.objective, self.batches, self.request.validation)
+            scores = self.request.ranks.first(scores)  # which epoch is best may hang on a last bit
             if phase.keep is not None and phase.keep.includes(position.epoch):
                 patience = phase.keep.epochs_of_patience(phase.epochs)
                 position.stopped = keep_better(state, scores[phase.keep.criterion], patience)

@@ -1,0 +1,91 @@
+"""One of the processes that train together; ``test_ranks`` starts it by torchrun, and once alone."""
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+
+import polymode as pm
+from contract.registry import SMALL
+from polymode.errors import InputError
+
+CASES = [  # network, method, backend
+    ("dropout", "deep_ensemble", "loop"),
+    ("dropout", "deep_ensemble", "vmap"),
+    ("dropout", "mc_dropout", "loop"),
+    ("plain", "late_phase", "vmap"),
+    ("plain", "sequential_anchored", "loop"),
+    ("plain", "mean_field", "auto"),
+    ("plain", "batch_ensemble", "vmap"),
+    ("statistics", "single", "loop"),
+    ("global", "single", "loop"),
+    ("plain", "hmc", "loop"),
+]
+seen: list[int] = []  # examples of every pass in training mode
+
+
+class Net(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        middle = {"statistics": nn.BatchNorm1d(16), "dropout": nn.Dropout(0.3)}.get(kind, nn.Identity())
+        self.layers = nn.Sequential(nn.Linear(5, 16), middle, nn.ReLU(), nn.Linear(16, 3)).double()
+        self.draws = kind == "global"
+
+    def forward(self, x):
+        if self.training:
+            seen.append(x.shape[0])
+        return self.layers(nn.functional.dropout(x, 0.1, self.training) if self.draws else x)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    together = "WORLD_SIZE" in os.environ
+    if together:
+        distributed.init_process_group("gloo")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(58, 5, generator=generator).double()
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0.3).long()
+    weights = torch.rand(58, generator=generator) + 0.5
+    data = pm.ArrayData(x, y, weights=weights, batch_size=9)  # seven steps an epoch, the last one of four
+    found: dict = {}
+    for kind, method, backend in CASES:
+        seen.clear()
+        losses: list = []
+        try:
+            posterior = pm.fit(
+                SMALL[method](),
+                lambda kind=kind: Net(kind),
+                data,
+                likelihood="categorical",
+                epochs=8,
+                validation=pm.ArrayData(x[:20], y[:20]),
+                backend=backend,
+                threads=1,
+                progress=False,
+                data_parallel=together,
+                run_dir=folder / f"{kind}-{method}-{backend}" if backend == "loop" else None,
+                observer=lambda epoch, losses=losses: losses.append(epoch.losses.tolist()),
+            )
+        except InputError as error:
+            found[f"{kind}-{method}-{backend}"] = {"error": str(error)}
+            continue
+        predicted = posterior.predict(x[:6], None if posterior.num_members else 5).mean
+        found[f"{kind}-{method}-{backend}"] = {
+            "losses": losses,
+            "mean": predicted.tolist(),
+            "member_epochs": posterior.record["member_epochs"],
+            "typical": Counter(seen).most_common(1)[0][0] if seen else 0,
+        }
+    rank = os.environ.get("RANK", "alone")
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    if together:
+        distributed.barrier()
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

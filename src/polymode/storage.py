@@ -266,11 +266,11 @@ def _replace(path: Path, write: Any) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the rename itself must survive a power cut
-    finally:
-        os.close(directory)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # the rename itself must survive a power cut
+        finally:
+            os.close(directory)
 
 
 def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:

@@ -95,7 +95,17 @@ def test_without_others_it_is_refused():
 
 def test_a_killed_rank_is_started_again_and_the_command_goes_on(tmp_path):
     """torchrun starts all ranks anew; the run goes on to the bits of an undisturbed one."""
-    train = ["-m", "polymode", "train", "--data", "digits", "--model", "ranks_worker_net:build", "--quiet"]
+    train = [
+        "-m",
+        "--",
+        "polymode",
+        "train",
+        "--data",
+        "digits",
+        "--model",
+        "ranks_worker_net:build",
+        "--quiet",
+    ]
     (tmp_path / "ranks_worker_net.py").write_text(
         "import torch\n\n"
         "def build():\n"

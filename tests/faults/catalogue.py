@@ -1,0 +1,481 @@
+"""Faults, and what must come of them: the same bits in the end, or an error that says what to do.
+
+Every fault is a function of a folder and a generator of random numbers. It disturbs a training, lets it go on
+as a user would (the same call again), and returns how that ended; a lost or wrong result is an
+``AssertionError``.
+"""
+
+import contextlib
+import functools
+import hashlib
+import http.server
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from faults import jobs
+from forks import fork
+from polymode.application.datasets.downloads import Download, fetch
+from polymode.errors import InputError, PolymodeError
+from polymode.methods import METHODS
+
+Fault = Callable[[Path, random.Random], str]
+
+SAME, TOLD = "same bits", "clear error, nothing lost"
+TESTS = Path(__file__).parents[1]
+SECONDS = 300  # that anything may take
+
+
+# --- trainings that are undisturbed ---------------------------------------------------------------
+
+
+def bits(folder: Path) -> dict[str, str]:
+    """What a finished run leaves behind, as digests."""
+    files = sorted((folder / "posterior-0").glob("*.safetensors"))
+    assert files, f"{folder} holds no posterior"
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@functools.cache
+def undisturbed(method: str) -> tuple[Path, dict[str, str]]:
+    """A finished run of a method, once for all faults."""
+    folder = Path(os.environ["POLYMODE_FAULTS"]) / f"undisturbed-{method}"
+    finish(method, folder)
+    return folder, bits(folder)
+
+
+def finish(method: str, folder: Path) -> None:
+    process = fork(jobs.train, method, folder)
+    process.join(SECONDS)
+    assert process.exitcode == 0, f"{method} did not go on: exit code {process.exitcode}"
+
+
+def interrupt(method: str, folder: Path, generator: random.Random) -> None:
+    """A run that was killed after some checkpoints."""
+    process = fork(jobs.train, method, folder)
+    wanted, seen = generator.randint(2, 20), set()
+    while process.is_alive() and len(seen) < wanted:
+        with contextlib.suppress(FileNotFoundError):
+            seen |= set(os.listdir(folder / "checkpoint"))
+        time.sleep(0.0005)
+    process.kill()
+    process.join()
+
+
+def any_method(generator: random.Random) -> str:
+    return generator.choice(list(METHODS))
+
+
+# --- one process ----------------------------------------------------------------------------------
+
+
+def killed(folder: Path, generator: random.Random) -> str:
+    """SIGKILL at a random moment of a training, in its set-up and its ending, too."""
+    method = any_method(generator)
+    _, expected = undisturbed(method)
+    process = fork(jobs.train, method, folder / "run")
+    process.join(generator.uniform(0.05, 2.0))
+    process.kill()
+    process.join()
+    finish(method, folder / "run")
+    assert bits(folder / "run") == expected, method
+    return SAME
+
+
+def killed_while_writing(folder: Path, generator: random.Random) -> str:
+    """SIGKILL in the middle of writing: before any file is made, synchronised, renamed or removed."""
+    method = any_method(generator)
+    _, expected = undisturbed(method)
+    for _ in range(3):
+        process = fork(jobs.train_and_die_writing, method, folder / "run", generator.randint(1, 120))
+        process.join(SECONDS)
+        assert process.exitcode in (0, -signal.SIGKILL), method
+    finish(method, folder / "run")
+    assert bits(folder / "run") == expected, method
+    return SAME
+
+
+def full_disk(folder: Path, generator: random.Random) -> str:
+    """No room from some file on; the same call goes on when there is."""
+    method, note = any_method(generator), folder / "note.txt"
+    _, expected = undisturbed(method)
+    process = fork(jobs.train_without_room, method, folder / "run", generator.randint(1, 60), note)
+    process.join(SECONDS)
+    assert process.exitcode == 0, method
+    assert "No space left on device" in note.read_text()
+    assert "Make room" in note.read_text()
+    finish(method, folder / "run")
+    assert bits(folder / "run") == expected, method
+    return SAME
+
+
+def jumping_clock(folder: Path, generator: random.Random) -> str:
+    """The time of day jumps by years, and the run is killed on top of it."""
+    method = any_method(generator)
+    _, expected = undisturbed(method)
+    process = fork(jobs.train_with_jumping_clock, method, folder / "run", generator.randint(0, 9999))
+    process.join(generator.uniform(0.2, 2.0))
+    process.kill()
+    process.join()
+    process = fork(jobs.train_with_jumping_clock, method, folder / "run", generator.randint(0, 9999))
+    process.join(SECONDS)
+    assert process.exitcode == 0, method
+    assert bits(folder / "run") == expected, method
+    return SAME
+
+
+def two_in_one_folder(folder: Path, generator: random.Random) -> str:
+    """A second process on the folder of a run is refused, and disturbs nothing."""
+    method = any_method(generator)
+    _, expected = undisturbed(method)
+    first = fork(jobs.train, method, folder / "run")
+    while first.is_alive() and not (folder / "run" / "checkpoint").exists():
+        time.sleep(0.002)
+    others = [fork(jobs.train, method, folder / "run") for _ in range(2)]
+    for process in (first, *others):
+        process.join(SECONDS)
+    assert first.exitcode == 0, method
+    assert bits(folder / "run") == expected, method
+    return SAME
+
+
+# --- damaged files --------------------------------------------------------------------------------
+
+
+def torn_file(folder: Path, generator: random.Random) -> str:
+    """A file of an interrupted run is cut short."""
+    return _damaged(folder, generator, lambda path: path.write_bytes(_cut(path, generator)))
+
+
+def flipped_bit(folder: Path, generator: random.Random) -> str:
+    """One bit of a file of an interrupted run is another one."""
+    return _damaged(folder, generator, lambda path: path.write_bytes(_flipped(path, generator)))
+
+
+def missing_file(folder: Path, generator: random.Random) -> str:
+    """A file of an interrupted run is gone."""
+    return _damaged(folder, generator, Path.unlink)
+
+
+def damaged_result(folder: Path, generator: random.Random) -> str:
+    """A file of a finished run is torn, changed or gone: it is refused, or makes no difference."""
+    method = any_method(generator)
+    source, expected = undisturbed(method)
+    shutil.copytree(source, folder / "run")
+    path = generator.choice(_files(folder / "run"))
+    damage = generator.choice(["torn", "flipped", "missing"])
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(_cut(path, generator) if damage == "torn" else _flipped(path, generator))
+    told = _told(method, folder / "run")
+    if told is None:
+        untouched = path.parent.name != "posterior-0" or not path.name.endswith(".safetensors")
+        assert untouched or bits(folder / "run") == expected, (method, path, damage)
+        return SAME
+    assert told, (method, path, damage)
+    return TOLD
+
+
+def _damaged(folder: Path, generator: random.Random, damage: Callable[[Path], Any]) -> str:
+    method = any_method(generator)
+    _, expected = undisturbed(method)
+    interrupt(method, folder / "run", generator)
+    files = _files(folder / "run")
+    if not files:
+        return SAME  # it was killed before it had written anything
+    path = generator.choice(files)
+    damage(path)
+    told = _told(method, folder / "run")
+    if told is None:
+        assert bits(folder / "run") == expected, (method, path)
+        return SAME
+    assert told, (method, path)
+    return TOLD
+
+
+def _told(method: str, folder: Path) -> str | None:
+    """What the same call says of a folder; None where it ends well."""
+    note = folder.parent / "told.txt"
+    process = fork(_try, method, folder, note)
+    process.join(SECONDS)
+    assert process.exitcode == 0, f"{method}: an error that is none of ours, exit code {process.exitcode}"
+    return note.read_text() if note.exists() else None
+
+
+def _try(method: str, folder: Path, note: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            jobs.train(method, folder)
+        except PolymodeError as error:
+            note.write_text(str(error))
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size and p.name != ".lock")
+
+
+def _cut(path: Path, generator: random.Random) -> bytes:
+    content = path.read_bytes()
+    return content[: generator.randrange(len(content))]
+
+
+def _flipped(path: Path, generator: random.Random) -> bytes:
+    content = bytearray(path.read_bytes())
+    content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
+    return bytes(content)
+
+
+# --- downloads ------------------------------------------------------------------------------------
+
+CONTENT = random.Random(0).randbytes(300_000)
+
+
+class _Cutting(http.server.BaseHTTPRequestHandler):
+    """A server that ends some answers before their time, or changes a byte."""
+
+    generator: random.Random
+
+    def do_GET(self) -> None:
+        content, how = CONTENT, self.generator.choice(["cut", "changed", "whole"])
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if how == "cut":
+            content = content[: self.generator.randrange(len(content))]
+        elif how == "changed":
+            content = b"x" + content[1:]
+        with contextlib.suppress(OSError):
+            self.wfile.write(content)
+
+    def log_message(self, *arguments: Any) -> None: ...
+
+
+def cut_download(folder: Path, generator: random.Random) -> str:
+    """Answers that are cut or changed are told, nothing of them stays, and another try has the whole file."""
+    _Cutting.generator = generator
+    wanted = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Cutting) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            download = Download(f"http://127.0.0.1:{server.server_port}/a.bin", "a.bin", wanted)
+            for _ in range(40):
+                try:
+                    path = fetch(download, folder)
+                except InputError:
+                    assert not (folder / "a.bin").exists()
+                    continue
+                assert path.read_bytes() == CONTENT
+                return SAME
+        finally:
+            server.shutdown()
+            thread.join()
+    raise AssertionError("no try in forty was whole")
+
+
+# --- engines --------------------------------------------------------------------------------------
+
+
+def _start(folder: Path, kind: str = "local", address: str = "") -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-m", "faults.jobs", str(folder), kind, address]
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+@functools.cache
+def undisturbed_apart() -> dict[str, str]:
+    folder = Path(os.environ["POLYMODE_FAULTS"]) / "undisturbed-apart"
+    _end(_start(folder))
+    return bits(folder)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    _, errors = process.communicate(timeout=2 * SECONDS)
+    assert process.returncode == 0, errors.decode()[-2000:]
+
+
+def _until_it_trains(folder: Path, parts: int = 2) -> None:
+    """Wait until so many parts have written a checkpoint of a step."""
+    deadline = time.monotonic() + SECONDS
+    while len({path.parts[-3] for path in folder.glob("parts/*/checkpoint/state-*")}) < parts:
+        assert time.monotonic() < deadline, "no part has begun"
+        time.sleep(0.02)
+
+
+def _processes(pattern: str) -> list[int]:
+    found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=False).stdout
+    return [int(each) for each in found.split()]
+
+
+def _children(parent: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(parent)], capture_output=True, text=True, check=False).stdout
+    return [int(each) for each in found.split()]
+
+
+def killed_parent(folder: Path, generator: random.Random) -> str:
+    """Whoever divided the work is killed; workers put their parts down, and the same call goes on."""
+    expected = undisturbed_apart()
+    process = _start(folder / "run")
+    _until_it_trains(folder / "run")
+    time.sleep(generator.uniform(0, 1))
+    process.kill()
+    process.communicate()
+    _end(_start(folder / "run"))
+    assert bits(folder / "run") == expected
+    return SAME
+
+
+def killed_worker(folder: Path, generator: random.Random) -> str:
+    """A worker on this machine is killed; its part goes on with another one."""
+    expected = undisturbed_apart()
+    process = _start(folder / "run")
+    _until_it_trains(folder / "run")
+    time.sleep(generator.uniform(0, 1))
+    workers = [each for each in _children(process.pid) if each in _processes("popen_loky_posix")]
+    os.kill(generator.choice(workers), signal.SIGKILL)
+    _end(process)
+    assert bits(folder / "run") == expected
+    return SAME
+
+
+@contextlib.contextmanager
+def dask_cluster() -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """A scheduler and two workers with nannies, which begin them anew, on the loopback."""
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    quiet: dict[str, Any] = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    port = _free_port()
+    address = f"tcp://127.0.0.1:{port}"
+    scheduler = [
+        "distributed.cli.dask_scheduler",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--no-dashboard",
+    ]
+    running = [subprocess.Popen([sys.executable, "-m", *scheduler], **quiet)]
+    worker = ["distributed.cli.dask_worker", address, "--nthreads", "1", "--no-dashboard"]
+    running += [
+        subprocess.Popen([sys.executable, "-m", *worker, "--name", name], start_new_session=True, **quiet)
+        for name in ("one", "two")
+    ]
+    try:
+        yield address, running[1:]
+    finally:
+        for each in running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(each.pid, signal.SIGKILL) if each is not running[0] else each.kill()
+            each.wait()
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def killed_dask_worker(folder: Path, generator: random.Random) -> str:
+    """A worker of Dask is killed; its nanny begins another one, which goes on."""
+    expected = undisturbed_apart()
+    with dask_cluster() as (address, nannies):
+        process = _start(folder / "run", "dask", address)
+        _until_it_trains(folder / "run")
+        victims = [
+            child for nanny in nannies for child in _children(nanny.pid) if child in _processes("spawn_main")
+        ]
+        os.kill(generator.choice(victims), signal.SIGKILL)
+        _end(process)
+    assert bits(folder / "run") == expected
+    return SAME
+
+
+def killed_dask_node(folder: Path, generator: random.Random) -> str:
+    """A machine of Dask, its nanny and its worker, is gone for good; the other one does its work."""
+    expected = undisturbed_apart()
+    with dask_cluster() as (address, nannies):
+        process = _start(folder / "run", "dask", address)
+        _until_it_trains(folder / "run")
+        os.killpg(generator.choice(nannies).pid, signal.SIGKILL)
+        _end(process)
+    assert bits(folder / "run") == expected
+    return SAME
+
+
+@contextlib.contextmanager
+def ray_cluster() -> Iterator[tuple[Any, list[Any]]]:
+    """Two nodes of Ray on the loopback, beside a head that does no work."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        yield cluster, [cluster.add_node(num_cpus=2) for _ in range(2)]
+    finally:
+        cluster.shutdown()
+
+
+def killed_ray_worker(folder: Path, generator: random.Random) -> str:
+    """A worker process of Ray is killed; Ray begins another one, which goes on."""
+    expected = undisturbed_apart()
+    with ray_cluster() as (cluster, _):
+        process = _start(folder / "run", "ray", cluster.address)
+        _until_it_trains(folder / "run")
+        os.kill(generator.choice(_processes("ray::PoolActor")), signal.SIGKILL)
+        _end(process)
+    assert bits(folder / "run") == expected
+    return SAME
+
+
+def killed_ray_node(folder: Path, generator: random.Random) -> str:
+    """A node of Ray is gone for good; the other one does its work."""
+    expected = undisturbed_apart()
+    with ray_cluster() as (cluster, nodes):
+        process = _start(folder / "run", "ray", cluster.address)
+        _until_it_trains(folder / "run")
+        cluster.remove_node(generator.choice(nodes), allow_graceful=False)
+        _end(process)
+    assert bits(folder / "run") == expected
+    return SAME
+
+
+ONE_PROCESS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        killed,
+        killed_while_writing,
+        full_disk,
+        jumping_clock,
+        two_in_one_folder,
+        torn_file,
+        flipped_bit,
+        missing_file,
+        damaged_result,
+        cut_download,
+    )
+}
+ENGINES: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        killed_parent,
+        killed_worker,
+        killed_dask_worker,
+        killed_dask_node,
+        killed_ray_worker,
+        killed_ray_node,
+    )
+}
+FAULTS = ONE_PROCESS | ENGINES

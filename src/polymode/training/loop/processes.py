@@ -35,7 +35,7 @@ class _Part:
     request: Request
     folder: Path
     computing: Computing
-    checkpoint_seconds: float
+    checkpoint_seconds: float | None
     most_threads: int  # to choose from, where ``fit`` was told no number
 
 

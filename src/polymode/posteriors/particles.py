@@ -37,7 +37,7 @@ from polymode.storage import (
 
 # More members than this at once gain nothing from the member axis and cost memory for activations.
 BLOCK_MEMBERS = 128
-WAITING_BYTES, WAITING_ENTRIES = 2**26, 1024  # of finished members that go to a file together, at most
+WAITING_BYTES, WAITING_ENTRIES = 2**26, 128  # of finished members that go to a file together, at most
 MEMORY_BYTES = 2**30  # of finished members that are kept in memory where a run has no folder
 
 

@@ -61,7 +61,7 @@ def _line(event: str, moment: float, content: dict[str, Any]) -> str:
     return f'{line[:-1]}, "crc32": {zlib.crc32(line.encode())}}}\n'
 
 
-_quoted = lru_cache(maxsize=1024)(json.dumps)  # names, which come again in every line
+_word = lru_cache(maxsize=1024)(json.dumps)  # a name, true, false or null: they come again in every line
 
 
 def _json(value: Any) -> str:
@@ -75,9 +75,9 @@ def _json(value: Any) -> str:
         texts = [f"{v:.6g}" if v.__class__ is float and isfinite(v) else _json(v) for v in value]
         return f"[{', '.join(texts)}]"
     if isinstance(value, dict):
-        texts = [f"{_quoted(key)}: {_json(item)}" for key, item in value.items()]
+        texts = [f"{_word(key)}: {_json(item)}" for key, item in value.items()]
         return f"{{{', '.join(texts)}}}"
-    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+    return str(value) if value.__class__ is int else _word(value)
 
 
 def read_events(folder: str | Path) -> Iterator[dict[str, Any]]:

@@ -44,10 +44,10 @@ class Position:
 class Training:
     """The chains of a run in training; between two steps its state is whole.
 
-    history: folder for the epochs that are over.
+    epochs_folder: for the history of a long run.
     """
 
-    def __init__(self, material: Material, execution: Execution, history: Path | None = None) -> None:
+    def __init__(self, material: Material, execution: Execution, epochs_folder: Path | None = None) -> None:
         self.request, self.batches, self.state = material.request, material.batches, material.state
         self.problem = replace(material.problem, execution=execution)
         self.phases = material.phases(execution)
@@ -58,7 +58,7 @@ class Training:
         self.position = Position()
         self.rate = 1.0  # the schedule's factor at the latest step
         self.losses: list[Tensor] = []  # of the epoch's steps so far, [M] each
-        self.history = History(history)
+        self.history = History(epochs_folder)
 
     def run(self) -> Iterator[Epoch | None]:
         """Run all phases from the present position; yields None after a step, an ``Epoch`` after an epoch."""

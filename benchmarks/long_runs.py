@@ -4,7 +4,7 @@ python benchmarks/long_runs.py [--case ensemble ...] [--json long_runs.json]
 
 Each case is a fresh process with a run folder. ensemble: 10 small MLPs with validation over 10,000 epochs;
 sequential: 1,000 members of one chain, one after another; trajectory: a member after each of 1,000 epochs;
-large: 2 networks of 20 million parameters with Adam. Seconds of writing are those of the manifest, the event
+large: 2 networks of 18 million parameters with Adam. Seconds of writing are those of the manifest, the event
 log, the checkpoints and the finished members while the run trains; the finished posterior is not among them.
 """
 
@@ -68,18 +68,21 @@ def fit(case: str, epochs: int, folder: Path, observer: Callable) -> pm.Posterio
 
 def measure(case: str, epochs: int, marks: list[int], answers: Any) -> None:
     seconds, calls, inside = dict.fromkeys(WRITERS, 0.0), dict.fromkeys(WRITERS, 0), [""]
+    cpu, cpu_at = [0.0], {}  # seconds of this thread: a busy machine changes them little
 
     def timed(kind: str, function: Callable) -> Callable:
         @wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
             outer, inside[0] = inside[0], kind
-            began = time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.thread_time()
             try:
                 return function(*arguments, **options)
             finally:
                 inside[0] = outer
                 calls[kind] += 1
-                seconds[kind] += 0.0 if outer else time.perf_counter() - began
+                if not outer:
+                    seconds[kind] += time.perf_counter() - began
+                    cpu[0] += time.thread_time() - cpu_began
 
         return call
 
@@ -93,6 +96,8 @@ def measure(case: str, epochs: int, marks: list[int], answers: Any) -> None:
         largest = {"state": 0, "document": 0}
 
         def observe(epoch: Any) -> None:
+            if epoch.epochs_done in (1, epochs):
+                cpu_at[epoch.epochs_done == 1] = time.thread_time(), cpu[0]
             written.append(_written())
             del written[1:-1]
             if epoch.epochs_done in marks:
@@ -113,11 +118,17 @@ def measure(case: str, epochs: int, marks: list[int], answers: Any) -> None:
                 "seconds": {kind: round(value, 3) for kind, value in seconds.items()},
                 "calls": calls,
                 "share_percent": round(100 * sum(seconds.values()) / posterior.record["training_seconds"], 2),
+                "cpu_share_percent": _share(cpu_at[True], cpu_at[False]),
                 "written_mb": round((written[-1] - written[0]) / 1e6, 2),
                 "log_mb": round((folder / "events.jsonl").stat().st_size / 1e6, 3),
                 "checkpoint_kb": {kind: round(size / 1e3, 1) for kind, size in largest.items()},
             }
         )
+
+
+def _share(first: tuple[float, float], last: tuple[float, float]) -> float:
+    """Percent that writing takes of the CPU seconds between two moments."""
+    return round(100 * (last[1] - first[1]) / (last[0] - first[0]), 2)
 
 
 def _written() -> int:

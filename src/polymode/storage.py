@@ -19,8 +19,9 @@ from torch import Tensor
 from polymode.errors import CheckpointError, PolymodeError, shortened
 
 # Documents of format 1 have no checksum of their own. Format 3 names the adaptations of a network, and
-# checkpoints nest the tensors of a method.
-FORMAT_VERSION = 3
+# checkpoints nest the tensors of a method. In format 4 they rest on files of the epochs that are over, and
+# several finished members share a file.
+FORMAT_VERSION = 4
 DIGEST = "sha256"  # where a document keeps the checksum of everything else in it
 
 Value = TypeVar("Value")
@@ -201,6 +202,12 @@ def read_some(path: Path, rows_of: Callable[[str], slice | None]) -> dict[str, T
     with _opened(path) as file:
         wanted = {name: rows_of(name) for name in file.keys()}  # noqa: SIM118
         return {n: file.get_slice(n)[rows] for n, rows in wanted.items() if rows is not None}
+
+
+def tensor_bytes(path: Path) -> int:
+    """Bytes of a file's tensors, without its header."""
+    with path.open("rb") as file:
+        return path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
 
 
 def names_of(path: Path) -> list[str]:

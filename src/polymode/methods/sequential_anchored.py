@@ -194,7 +194,7 @@ class SequentialAnchored(Method):
 
     def findings(self, problem: Problem, state: State) -> dict[str, Any]:
         """How far the anchor has walked, against the steps that crossing the prior takes."""
-        steps = max(0, len(state.finished.finished) - 1)
+        steps = max(0, len(state.finished) - 1)
         return {"walk_steps": steps, "traversal_steps": round(self.walk.traversal, 1)}
 
     def for_budget(self, member_epochs: float) -> tuple[Self, int]:

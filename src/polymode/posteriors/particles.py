@@ -31,11 +31,13 @@ from polymode.storage import (
     fingerprint_of,
     read_document,
     read_some,
+    tensor_bytes,
     write_tensors,
 )
 
 # More members than this at once gain nothing from the member axis and cost memory for activations.
 BLOCK_MEMBERS = 128
+WAITING_BYTES, WAITING_ENTRIES = 2**26, 128  # of finished members that go to a file together, at most
 MEMORY_BYTES = 2**30  # of finished members that are kept in memory where a run has no folder
 
 
@@ -62,15 +64,16 @@ def members_from_tensors(tensors: Tensors) -> Members:
 
 @dataclass(frozen=True)
 class StoredMembers:
-    """One group of members in a file that is written once and read when it is needed."""
+    """One group of members in a file, of several alike, that is written once and read when it is needed."""
 
     file: CheckedFile
     num_members: int
     group: int = 0
+    num_groups: int = 1  # in the file
 
     @property
     def num_bytes(self) -> int:
-        return self.file.check().stat().st_size
+        return tensor_bytes(self.file.check()) // self.num_groups
 
     @property
     def largest_log_weight(self) -> float:
@@ -139,6 +142,8 @@ class _Overflow:
 class MemberStore:
     """Members that are finished: written once to files of a folder, or kept in memory as far as they fit.
 
+    What goes to files waits for company, up to ``WAITING_BYTES`` and ``WAITING_ENTRIES``, until a checkpoint
+    or a posterior needs it: small members would spend more time on their files than on training.
     Without a folder, what is beyond ``MEMORY_BYTES`` goes to a temporary one, which is removed when nobody
     holds its members any more. writes: False leaves a folder as another process has it, and keeps what is
     appended as if there were none.
@@ -146,62 +151,101 @@ class MemberStore:
 
     def __init__(self, folder: Path | None = None, *, writes: bool = True) -> None:
         self.folder, self.writes = folder, writes
-        self.finished: list[list[Block]] = []  # one entry an ``append``, one block a group
+        self._entries: list[list[Block]] = []  # one an ``append``, one block a group; of what is waiting none
+        self._files: list[CheckedFile] = []
+        self._waiting: list[Members] = []
         self._in_memory = 0  # bytes
         self._overflow: _Overflow | None = None
+
+    def __len__(self) -> int:
+        """How often members were appended."""
+        return len(self._entries) + len(self._waiting)
 
     def append(self, members: Members) -> None:
         """Keep a copy of the members as they are now; their labels go on from those kept before."""
         labels = members.labels.clone()
-        labels[:, 2] += len(self.finished) * members.group_size
+        labels[:, 2] += len(self) * members.group_size
         members = replace(members, labels=labels)
         kept_apart = self.folder is None or not self.writes
         if kept_apart and self._in_memory + members.num_bytes <= MEMORY_BYTES:
             self._in_memory += members.num_bytes
             copy_ = members.clone()
-            self.finished.append([copy_.groups(slice(g, g + 1)) for g in range(members.num_groups)])
+            self._entries.append([copy_.groups(slice(g, g + 1)) for g in range(members.num_groups)])
             return
-        path = self._path(len(self.finished), None if kept_apart else self.folder)
-        digest = write_tensors(path, members_to_tensors(members))  # a resumed run makes the same bits again
-        file = CheckedFile(path, digest, self._overflow)
-        self._add_file(file, members.num_groups, members.group_size)
+        self._waiting.append(members if members.num_bytes > WAITING_BYTES else members.clone().to("cpu"))
+        waiting_bytes = len(self._waiting) * members.num_bytes  # shapes never change inside a run
+        if waiting_bytes > WAITING_BYTES or len(self._waiting) == WAITING_ENTRIES:
+            self._write()
 
-    @property
+    def _write(self) -> None:
+        """Write what waits to a file of its own."""
+        if not self._waiting:
+            return
+        first, path = self._waiting[0], self._path(len(self._files), self.folder if self.writes else None)
+        together = first if len(self._waiting) == 1 else concatenate(self._waiting)
+        digest = write_tensors(path, members_to_tensors(together))
+        self._waiting = []
+        self._add(CheckedFile(path, digest, self._overflow), first.num_groups, first.group_size)
+
+    def _add(self, file: CheckedFile, num_groups: int, group_size: int) -> None:
+        """Take up the entries of a file."""
+        count = len(read_some(file.check(), lambda name: slice(None) if name == "labels" else None)["labels"])
+        total = count // group_size
+        blocks: list[Block] = [StoredMembers(file, group_size, g, total) for g in range(total)]
+        self._files.append(file)
+        self._entries += [blocks[start : start + num_groups] for start in range(0, total, num_groups)]
+
     def digests(self) -> Tensor:
-        """The SHA-256 of every file, [n, 32] bytes; none where members are in memory."""
-        firsts = [blocks[0] for blocks in self.finished]
-        digests = [list(bytes.fromhex(b.file.checksum)) for b in firsts if isinstance(b, StoredMembers)]
+        """The SHA-256 of every file, [n, 32] bytes, after writing what waits; none where all is in memory."""
+        self._write()
+        digests = [list(bytes.fromhex(file.checksum)) for file in self._files]
         return torch.tensor(digests, dtype=torch.uint8).reshape(-1, 32)
 
     def restore(self, digests: Tensor, num_groups: int, group_size: int) -> None:
-        """Take up the first entries that an interrupted run has written, if they are as they were.
+        """Take up the first files that an interrupted run has written, if they are as they were.
 
         digests: what ``digests`` gave.
         """
-        self.finished = []
+        self._entries, self._files, self._waiting = [], [], []
         for index, digest in enumerate(digests.numpy()):
-            file = CheckedFile(self._path(index, self.folder), digest.tobytes().hex())
-            file.check()
-            self._add_file(file, num_groups, group_size)
+            self._add(
+                CheckedFile(self._path(index, self.folder), digest.tobytes().hex()), num_groups, group_size
+            )
 
     def of_group(self, group: int) -> "MemberStore":
-        """The finished members of one group."""
-        view = MemberStore(self.folder, writes=self.writes)
-        view.finished = [[entry[group]] for entry in self.finished]
-        return view
+        """The finished members of one group; what is finished later belongs to it, too."""
+        return _OfGroup(self, group)
+
+    @property
+    def entries(self) -> list[list[Block]]:
+        """What every ``append`` has left, one block a group; where it goes to files, it is there now."""
+        self._write()
+        return self._entries
 
     @property
     def blocks(self) -> list[Block]:
-        return [block for entry in self.finished for block in entry]
-
-    def _add_file(self, file: CheckedFile, num_groups: int, group_size: int) -> None:
-        self.finished.append([StoredMembers(file, group_size, g) for g in range(num_groups)])
+        return [block for entry in self.entries for block in entry]
 
     def _path(self, index: int, folder: Path | None) -> Path:
         if folder is None:
             self._overflow = self._overflow or _Overflow()
             folder = self._overflow.folder
         return folder / f"members-{index:05d}.safetensors"
+
+
+class _OfGroup(MemberStore):
+    """A view of one group: nothing is copied until its members are asked for."""
+
+    def __init__(self, whole: MemberStore, group: int) -> None:
+        super().__init__(whole.folder)
+        self._whole, self._group = whole, group
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    @property
+    def entries(self) -> list[list[Block]]:
+        return [[entry[self._group]] for entry in self._whole.entries]
 
 
 @dataclass(frozen=True, repr=False)

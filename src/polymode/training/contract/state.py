@@ -124,7 +124,7 @@ class State:
             "generators": self.generators,
             "noise": self.noise,
             "gradient_examples": self.gradient_examples,
-            "finished": self.finished.digests,
+            "finished": self.finished.digests(),
             "optimizers": {name: o.state_dict() for name, o in self.optimizers.items()},
             "best": None if self.best is None else vars(self.best),
         }

@@ -1,7 +1,8 @@
 """The folder of a run: manifest, event log, checkpoints, finished posteriors. All JSON and safetensors.
 
 ``manifest.json`` is written when the run begins and again when it ends (``status``: running, finished);
-``events.jsonl`` only grows; ``checkpoint/`` and ``members/`` are removed when all of it is in the posteriors.
+``events.jsonl`` only grows; ``checkpoint/`` and what it rests on, ``members/`` and ``history/``, are removed
+when all of it is in the posteriors.
 """
 
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from torch import Tensor
 
 from polymode._version import __version__
 from polymode.errors import CheckpointError
@@ -34,6 +36,7 @@ from polymode.training.keeping.checkpoint import Checkpoints, SignatureError, ch
 from polymode.training.keeping.events import EventLog
 
 MEMBERS = "members"  # folder of the members that are finished before the run is
+HISTORY = "history"  # folder of the epochs that are over
 PARTS_FOLDER = "parts"  # folder of the parts of a run that is divided
 
 
@@ -48,8 +51,9 @@ class RunFolder:
         self.path, self.signature, self.options = path, signature, dict(options)
         self.checkpoints = Checkpoints(path / "checkpoint", signature)
         self.events = EventLog(path)
+        self.history = path / HISTORY
         self._record: dict[str, Any] = {}
-        self._labels: list[list[int]] = []
+        self._labels: Tensor | None = None  # those in the log, which stay the same for many epochs
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -131,14 +135,14 @@ class RunFolder:
         self.events.write(event, versions=versions(), hardware=hardware(), **content)
 
     def save(self, number: int, content: dict[str, Any]) -> None:
+        self.events.flush()  # the log has every epoch that a checkpoint has
         self.checkpoints.save(number, content)
 
     def log_epoch(self, epoch: Epoch) -> None:
-        labels = epoch.labels.tolist()
-        if labels != self._labels:  # which data set, chain and member each number below belongs to
-            self._labels = labels
-            self.events.write("members", labels=labels)
-        self.events.write(
+        if epoch.labels is not self._labels:  # which data set, chain and member each number below belongs to
+            self._labels = epoch.labels
+            self.events.gather("members", labels=epoch.labels.tolist())
+        self.events.gather(
             "epoch",
             epochs_done=epoch.epochs_done,
             phase=epoch.phase,
@@ -171,7 +175,7 @@ class RunFolder:
 
     def _remove_unfinished(self) -> None:
         """Remove what a run needs to go on: all of it is in the posteriors now."""
-        for name in ("checkpoint", MEMBERS):
+        for name in ("checkpoint", MEMBERS, HISTORY):
             shutil.rmtree(self.path / name, ignore_errors=True)
 
     def _write_manifest(self, **content: Any) -> None:

@@ -134,7 +134,7 @@ class Part:
     initial: Sequence[PosteriorFolder] | None
     folder: Path
     computing: Computing
-    checkpoint_seconds: float
+    checkpoint_seconds: float | None
     cores: int
 
     def whole_request(self) -> Request:

@@ -4,14 +4,14 @@ import math
 import sys
 import time
 import warnings
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from polymode.errors import NonFiniteLoss
+from polymode.errors import CheckpointError, NonFiniteLoss
 from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.network import Network
 from polymode.storage import well_formed
@@ -41,6 +41,7 @@ class Run:
         self.ranks = request.ranks
         self.record: dict[str, Any] = {}
         self.seconds = self.earlier = 0.0  # of training, in all sessions and in those before this one
+        self.writing = 0.0  # seconds that the latest checkpoint took
 
     def execute(self) -> list[Posterior]:
         """Train from wherever the run stands to its end; with a folder, nothing done is ever lost."""
@@ -86,7 +87,7 @@ class Run:
         execution = replace(
             execution, backend=backend, prediction_backend=prediction, threads=threads, ranks=self.ranks
         )
-        self.training = Training(self.material, execution)
+        self.training = Training(self.material, execution, self.folder and self.folder.history)
         self.record |= _told(execution) | {
             "step_seconds": step_seconds,
             "choice_seconds": round(time.perf_counter() - began, 3),
@@ -94,7 +95,7 @@ class Run:
 
     def _to_the_end(self) -> list[Posterior]:
         training, reporter = self.training, self.keeping.reporter
-        num_epochs = sum(phase.epochs * phase.cost for phase in training.phases)
+        num_epochs = training.passes_before[-1]
         reporter.begin(self.title, round(num_epochs), training.passes_done())
         try:
             # What is asked for during the ending waits until everything is written.
@@ -111,6 +112,9 @@ class Run:
                 self.ranks.meet()
         except BaseException as error:
             reporter.close()
+            if self.folder is not None:
+                with suppress(CheckpointError):  # there is a reason already
+                    self.folder.events.flush()
             if isinstance(error, NonFiniteLoss):
                 self._describe(error)
             raise
@@ -118,7 +122,8 @@ class Run:
         return posteriors
 
     def _train(self, interruption: Interruption | None) -> None:
-        self.earlier, began, saved_at = self.seconds, time.perf_counter(), time.monotonic()
+        self.earlier, began = self.seconds, time.perf_counter()
+        due = time.monotonic() + self.keeping.seconds_to_next(self.writing)
         folder, observer = self.folder, self.keeping.observer
         if not self.ranks.is_first:
             folder = observer = None
@@ -136,9 +141,9 @@ class Run:
             except BaseException:
                 self._save()  # between steps the state is whole: nothing is lost
                 raise
-            if time.monotonic() - saved_at >= self.keeping.checkpoint_seconds:
+            if time.monotonic() >= due:
                 self._save()
-                saved_at = time.monotonic()
+                due = time.monotonic() + self.keeping.seconds_to_next(self.writing)
 
     def _report(self) -> None:
         """Tell how far the run is: epochs with the fraction of the present one, members, the latest loss."""
@@ -184,8 +189,10 @@ class Run:
 
     def _save(self) -> None:
         if self.folder is not None and self.ranks.is_first:
+            began = time.monotonic()
             content = {"training": self.training.content(), "record": self.record, "seconds": self.seconds}
             self.folder.save(self.training.position.number, content)
+            self.writing = time.monotonic() - began
 
     def _restore(self, content: dict[str, Any]) -> None:
         """Take up the content of a checkpoint, as often as it is called."""
@@ -199,7 +206,7 @@ class Run:
                 self.record["threads"],
                 self.ranks,
             )
-            self.training = Training(self.material, execution)
+            self.training = Training(self.material, execution, self.folder and self.folder.history)
             self.training.take_up(content["training"])
 
     def _go_on_with(self, threads: int | None) -> None:

@@ -20,6 +20,11 @@ from polymode.training.keeping.progress import Reporter, reporter_for
 from polymode.training.loop.arithmetic import MOST_THREADS
 from polymode.training.loop.engine import KINDS, Engine, Kind
 
+CHECKPOINT_SECONDS = (
+    60.0  # between two checkpoints, unless writing them would take more of the time than this
+)
+WRITING_SHARE = 0.01
+
 AnyBackend = Backend | Literal["auto"]
 
 
@@ -40,7 +45,7 @@ class Settings(ComputingSettings, total=False):
 
     run_dir: str | Path | None
     resume: bool
-    checkpoint_seconds: float
+    checkpoint_seconds: float | None
     observer: Callable[[Epoch], None] | None
     progress: bool | Reporter
     title: str
@@ -130,7 +135,7 @@ class Keeping:
 
     run_dir: str | Path | None = None
     resume: bool = False
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: float | None = None
     observer: Callable[[Epoch], None] | None = None
     progress: bool | Reporter = True
     title: str = ""
@@ -150,10 +155,16 @@ class Keeping:
         )
         seconds = self.checkpoint_seconds
         require(
-            isinstance(seconds, int | float) and seconds >= 0,
-            f"checkpoint_seconds must be a number of at least 0, got {seconds!r}.",
+            seconds is None or (isinstance(seconds, int | float) and seconds >= 0),
+            f"checkpoint_seconds must be None or a number of at least 0, got {seconds!r}.",
         )
         object.__setattr__(self, "reporter", reporter_for(self.progress))
+
+    def seconds_to_next(self, writing: float) -> float:
+        """Least time from one checkpoint to the next, after writing it has taken so many seconds."""
+        if self.checkpoint_seconds is not None:
+            return self.checkpoint_seconds
+        return max(CHECKPOINT_SECONDS, writing / WRITING_SHARE)
 
     def folder(self) -> Path | None:
         """The folder of the run; one with something in it is never overwritten."""

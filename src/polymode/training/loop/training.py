@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,16 +42,23 @@ class Position:
 
 
 class Training:
-    """The chains of a run in training; between two steps its state is whole."""
+    """The chains of a run in training; between two steps its state is whole.
 
-    def __init__(self, material: Material, execution: Execution) -> None:
+    epochs_folder: for the history of a long run.
+    """
+
+    def __init__(self, material: Material, execution: Execution, epochs_folder: Path | None = None) -> None:
         self.request, self.batches, self.state = material.request, material.batches, material.state
         self.problem = replace(material.problem, execution=execution)
         self.phases = material.phases(execution)
+        costs = (phase.epochs * phase.cost for phase in self.phases)
+        self.passes_before = list(
+            accumulate(costs, initial=0.0)
+        )  # gradient passes before each phase, and all
         self.position = Position()
         self.rate = 1.0  # the schedule's factor at the latest step
         self.losses: list[Tensor] = []  # of the epoch's steps so far, [M] each
-        self.history = History()
+        self.history = History(epochs_folder)
 
     def run(self) -> Iterator[Epoch | None]:
         """Run all phases from the present position; yields None after a step, an ``Epoch`` after an epoch."""
@@ -150,7 +159,7 @@ class Training:
     def passes_done(self) -> float:
         """Gradient passes of a chain so far, with the fraction of the present epoch; skipped ones count."""
         position = self.position
-        done = sum(phase.epochs * phase.cost for phase in self.phases[: position.phase])
+        done = self.passes_before[position.phase]
         if position.phase == len(self.phases):
             return done
         phase, fraction = self.phases[position.phase], 0.0
@@ -220,7 +229,7 @@ class Training:
             "state": self.state.snapshot(),
             "losses": torch.stack(self.losses) if self.losses else None,
             "rate": self.rate,
-            "history": self.history.columns(),
+            "history": self.history.content(),
         }
 
     def take_up(self, content: dict[str, Any]) -> None:
@@ -233,7 +242,7 @@ class Training:
         self.state.restore(content["state"])
         losses, self.rate = content["losses"], content["rate"]
         self.losses = [] if losses is None else list(losses.to(self.problem.execution.device))
-        self.history = History.of_columns(content["history"])
+        self.history = History.of_content(content["history"], self.history.folder)
 
 
 def _factors(schedule: Schedule, progress: Sequence[Progress], what: str) -> list[float]:

@@ -290,21 +290,23 @@ def cut_download(folder: Path, generator: random.Random) -> str:
 def _start(folder: Path, kind: str = "local", address: str = "") -> subprocess.Popen[bytes]:
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
     command = [sys.executable, "-m", "faults.jobs", str(folder), kind, address]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "errors.txt").open("ab") as errors:
+        return subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+        )
 
 
 @functools.cache
 def undisturbed_apart() -> dict[str, str]:
     folder = Path(os.environ["POLYMODE_FAULTS"]) / "undisturbed-apart"
-    _end(_start(folder))
+    _end(_start(folder), folder)
     return bits(folder)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    _, errors = process.communicate(timeout=2 * SECONDS)
-    assert process.returncode == 0, errors.decode()[-2000:]
+def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
+    process.wait(timeout=2 * SECONDS)
+    assert process.returncode == 0, (folder.parent / "errors.txt").read_text()[-2000:]
 
 
 def _until_it_trains(folder: Path, parts: int = 2) -> None:
@@ -331,10 +333,12 @@ def killed_parent(folder: Path, generator: random.Random) -> str:
     process = _start(folder / "run")
     _until_it_trains(folder / "run")
     time.sleep(generator.uniform(0, 1))
+    workers = [each for each in _children(process.pid) if each in _processes("popen_loky_posix")]
     process.kill()
-    process.communicate()
-    _end(_start(folder / "run"))
+    process.wait()
+    _end(_start(folder / "run"), folder / "run")
     assert bits(folder / "run") == expected
+    assert not any(Path(f"/proc/{each}").exists() for each in workers), "workers are left behind"
     return SAME
 
 
@@ -346,7 +350,7 @@ def killed_worker(folder: Path, generator: random.Random) -> str:
     time.sleep(generator.uniform(0, 1))
     workers = [each for each in _children(process.pid) if each in _processes("popen_loky_posix")]
     os.kill(generator.choice(workers), signal.SIGKILL)
-    _end(process)
+    _end(process, folder / "run")
     assert bits(folder / "run") == expected
     return SAME
 
@@ -399,7 +403,7 @@ def killed_dask_worker(folder: Path, generator: random.Random) -> str:
             child for nanny in nannies for child in _children(nanny.pid) if child in _processes("spawn_main")
         ]
         os.kill(generator.choice(victims), signal.SIGKILL)
-        _end(process)
+        _end(process, folder / "run")
     assert bits(folder / "run") == expected
     return SAME
 
@@ -411,7 +415,7 @@ def killed_dask_node(folder: Path, generator: random.Random) -> str:
         process = _start(folder / "run", "dask", address)
         _until_it_trains(folder / "run")
         os.killpg(generator.choice(nannies).pid, signal.SIGKILL)
-        _end(process)
+        _end(process, folder / "run")
     assert bits(folder / "run") == expected
     return SAME
 
@@ -435,7 +439,7 @@ def killed_ray_worker(folder: Path, generator: random.Random) -> str:
         process = _start(folder / "run", "ray", cluster.address)
         _until_it_trains(folder / "run")
         os.kill(generator.choice(_processes("ray::PoolActor")), signal.SIGKILL)
-        _end(process)
+        _end(process, folder / "run")
     assert bits(folder / "run") == expected
     return SAME
 
@@ -447,7 +451,7 @@ def killed_ray_node(folder: Path, generator: random.Random) -> str:
         process = _start(folder / "run", "ray", cluster.address)
         _until_it_trains(folder / "run")
         cluster.remove_node(generator.choice(nodes), allow_graceful=False)
-        _end(process)
+        _end(process, folder / "run")
     assert bits(folder / "run") == expected
     return SAME
 

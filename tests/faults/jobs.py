@@ -85,12 +85,12 @@ def engine_network() -> torch.nn.Module:
     return pm.models.MLP(4, 3, (6,)).double()
 
 
-def train_apart(folder: str, kind: str, address: str, epochs: int = 12) -> None:
+def train_apart(folder: str, kind: str, address: str, epochs: int = 8) -> None:
     """Four chains in two parts, wherever they are worked on."""
     pm.fit(
         ENGINE_METHOD,
         engine_network,
-        BY_NAME["mlp"].data(400, batch_size=2),
+        BY_NAME["mlp"].data(200, batch_size=2),
         likelihood="categorical",
         epochs=epochs,
         engine=pm.Engine(kind, address, workers=2),  # type: ignore[arg-type]

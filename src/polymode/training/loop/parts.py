@@ -352,6 +352,7 @@ class Orders:
         self.folder, self.session = folder, session or uuid.uuid4().hex
         self.number = 0
         self._heard, self._latest = time.monotonic(), ""
+        self._parent = os.getppid()
 
     def beat(self) -> None:
         self.number += 1
@@ -366,9 +367,14 @@ class Orders:
     def is_stopped(self) -> bool:
         return (self.folder / f"stop-{self.session}").exists()
 
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the process that started this one is gone."""
+        return os.getppid() != self._parent
+
     def withdrawn(self) -> bool:
         """Whether the work is wanted no longer: someone stopped it, took it over, or is gone."""
-        if self.is_stopped:
+        if self.is_stopped or self.is_orphaned:
             return True
         try:
             latest = (self.folder / "orders.json").read_text()
@@ -419,8 +425,13 @@ class Outcome:
 def work_on(part: Part, shared: Path, session: str) -> Outcome:
     """Take a part to its end, from wherever it stands; run by a worker."""
     orders = Orders(shared, session)
-    if orders.withdrawn():
-        return Outcome()
+    outcome = Outcome() if orders.withdrawn() else _work_on(part, shared, orders)
+    if orders.is_orphaned:
+        os._exit(1)  # nobody waits for the outcome, and nobody would end this process
+    return outcome
+
+
+def _work_on(part: Part, shared: Path, orders: Orders) -> Outcome:
     try:
         if not shared.is_dir():
             raise CheckpointError(f"{shared} is not seen here: choose a folder that all machines share.")

@@ -4,7 +4,6 @@ Raw pixels lie in [0, 1]; ``Preprocessing`` standardises them per channel.
 """
 
 import gzip
-import pickle
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.application.datasets.cifar_files import read_dictionary
 from polymode.application.datasets.downloads import Download, missing_file
 from polymode.data.augmentation import Augmentation, RandomCrop, RandomFlip
 from polymode.data.sources import ArrayData
@@ -289,51 +289,27 @@ def damaged(path: Path, reason: object) -> InputError:
 # CIFAR: pickles of Python 2.
 
 
-class _OnlyArrays(pickle.Unpickler):
-    """Reads pickles of NumPy arrays and plain values; anything else could run code and is refused."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if (module_name, global_name) == ("numpy", "ndarray"):
-            return np.ndarray
-        if (module_name, global_name) == ("numpy", "dtype"):
-            return np.dtype
-        if global_name == "_reconstruct" and module_name in (
-            "numpy.core.multiarray",
-            "numpy._core.multiarray",
-        ):
-            # Found through an array, as the module that holds it differs between versions of NumPy.
-            return np.zeros(0).__reduce__()[0]
-        if (module_name, global_name) == ("_codecs", "encode"):
-            return super().find_class(module_name, global_name)
-        raise InputError(
-            f"it refers to {module_name}.{global_name}, which the official files do not, and was not read"
-        )
-
-
-def _unpickled(path: Path) -> dict[str, Any]:
+def _dictionary(path: Path) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
-            content = _OnlyArrays(file, encoding="latin1").load()
-    except Exception as error:  # damaged pickles raise errors of every class
+        return read_dictionary(path)
+    except Exception as error:  # damaged files raise errors of every class
         raise damaged(path, error or type(error).__name__) from error
-    if not isinstance(content, dict):
-        raise damaged(path, f"it holds a {type(content).__name__}, not a dictionary")
-    return content
 
 
 def _cifar_names(path: Path, entry: str) -> tuple[str, ...]:
-    names = _unpickled(path).get(entry)
-    if not isinstance(names, list) or not names:
-        raise damaged(path, f"it has no list {entry!r}")
-    return tuple(map(str, names))
+    names = _dictionary(path).get(entry)
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise damaged(path, f"it has no list {entry!r} of names")
+    return tuple(names)
 
 
 def _cifar_batch(path: Path, entry: str, num_classes: int) -> Labelled:
-    content = _unpickled(path)
+    content = _dictionary(path)
     data, labels = content.get("data"), content.get(entry)
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
+    if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3072:
         raise damaged(path, "its 'data' is not an array of bytes [N, 3072]")
-    if not isinstance(labels, list) or len(labels) != len(data):
+    labels = labels if isinstance(labels, list) else []
+    if len(labels) != len(data) or not all(type(label) is int for label in labels):
         raise damaged(path, f"its {entry!r} is not a list of {len(data)} labels")
     return data.reshape(-1, 3, 32, 32), checked_labels(np.asarray(labels), num_classes, path)
 

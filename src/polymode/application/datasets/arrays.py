@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.arrays_on_disk import read_arrays
 from polymode.errors import InputError, require
 
 ARRAY_NAMES = (("x", "y"), ("inputs", "targets"))
@@ -15,9 +16,8 @@ ARRAY_NAMES = (("x", "y"), ("inputs", "targets"))
 def npz_arrays(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an NPZ file, none of them pickled."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except Exception as error:  # zip, header and pickle errors are of many classes
+        return read_arrays(path)
+    except (InputError, OSError) as error:
         raise InputError(
             f"{path} cannot be read as arrays ({error}). Save it with numpy.savez(path, x=..., y=...) from "
             "arrays of numbers."

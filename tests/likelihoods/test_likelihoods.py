@@ -182,3 +182,17 @@ def test_no_other_file_asks_what_kind_a_likelihood_is():
                 continue
             found += [f"{path.name}:{node.lineno} {name}" for name in asked]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"kind": ["categorical"]}, "Unknown likelihood"),
+        ({"kind": "fixed_gaussian", "std": None}, "fixed_gaussian cannot be made of {'std': None}"),
+        ({"kind": "gaussian", "initial_std": "1"}, "gaussian cannot be made of {'initial_std': '1'}"),
+        ({"kind": "gaussian", "conformal": 3}, "gaussian cannot be made of {'conformal': 3}"),
+    ],
+)
+def test_options_of_other_types_are_refused(config, message):
+    with pytest.raises(InputError, match=message):
+        make_likelihood(config)

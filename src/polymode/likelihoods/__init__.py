@@ -10,7 +10,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from polymode.errors import InputError, unknown_name
+from polymode.errors import InputError, shortened, unknown_name
 from polymode.likelihoods.base import Likelihood
 from polymode.likelihoods.bernoulli import Bernoulli, BernoulliPredictive
 from polymode.likelihoods.categorical import Categorical, CategoricalPredictive
@@ -78,13 +78,16 @@ def make_likelihood(likelihood: "str | Likelihood | dict") -> Likelihood:
         )
     options = {"kind": likelihood} if isinstance(likelihood, str) else dict(likelihood)
     kind = options.pop("kind", None)
-    if kind not in LIKELIHOODS:
+    if not isinstance(kind, str) or kind not in LIKELIHOODS:
         raise unknown_name("likelihood", str(kind), LIKELIHOODS)
     known = [each.name for each in fields(LIKELIHOODS[kind])]
     for name in options:
         if name not in known:
             raise unknown_name(f"option of {kind}", name, known)
-    return LIKELIHOODS[kind](**options)
+    try:
+        return LIKELIHOODS[kind](**options)
+    except (TypeError, OverflowError) as error:  # values of other types than its options have
+        raise InputError(f"{kind} cannot be made of {shortened(repr(options))}: {error}.") from error
 
 
 def member_losses(

@@ -1,5 +1,6 @@
 """How much memory there is, and whether what a file claims fits: asked before any is taken."""
 
+import gzip
 import zipfile
 from pathlib import Path
 
@@ -67,7 +68,22 @@ def check_archive(path: Path, *, times: int = 1) -> None:
             most = MOST_FROM_A_BYTE * (member.compress_size + 1)
             if member.file_size > most or member.compress_size > real:
                 raise InputError(
-                    f"its part {member.filename[:100]!r} claims {said(member.file_size)} in "
-                    f"{said(member.compress_size)} of a file of {said(real)}, which no archive holds"
+                    f"{path} is refused: its part {member.filename[:100]!r} claims "
+                    f"{said(member.file_size)} in {said(member.compress_size)} of a file of {said(real)}, "
+                    "which no archive holds. Replace it."
                 )
     check_memory(times * claimed, f"Unpacking {path} ({said(real)}, which claims {said(claimed)} unpacked)")
+
+
+def read_packed(file: gzip.GzipFile, size: int, path: Path) -> bytes:
+    """So many bytes of a packed file, having made sure that it can hold and memory can take them."""
+    real = path.stat().st_size
+    if size > MOST_FROM_A_BYTE * real:
+        raise InputError(
+            f"{path} claims {said(size)} in a file of {said(real)}, which no packed file holds. Replace it."
+        )
+    check_memory(size, f"Unpacking {path} ({said(real)}, which claims {said(size)} unpacked)")
+    content = file.read(size)
+    if len(content) < size:
+        raise InputError(f"{path} holds {len(content)} bytes where it claims {size}. Replace it.")
+    return content

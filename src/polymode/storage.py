@@ -16,11 +16,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from polymode.errors import CheckpointError, PolymodeError, shortened
+from polymode.errors import CheckpointError, InputError, PolymodeError, shortened
+from polymode.sizes import check_memory
 
 # Documents of format 1 have no checksum of their own. Format 3 names the adaptations of a network, and
 # checkpoints nest the tensors of a method.
 FORMAT_VERSION = 3
+JSON_TIMES = 20  # what a byte of JSON takes in memory, as values
 DIGEST = "sha256"  # where a document keeps the checksum of everything else in it
 
 Value = TypeVar("Value")
@@ -67,11 +69,14 @@ def read_document(path: Path, what: str, advice: str = "") -> dict[str, Any]:
     """
     damaged = f"{path} is damaged"
     try:
+        check_memory(JSON_TIMES * path.stat().st_size, f"Reading {path}")
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: this is not a {what}.") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    except InputError as error:
+        raise CheckpointError(str(error)) from error
     except (ValueError, RecursionError) as error:  # no text, no JSON, or nested without end
         raise CheckpointError(f"{damaged} ({error}). {advice}".strip()) from error
     version = content.get("format_version") if isinstance(content, dict) else None
@@ -106,7 +111,7 @@ def well_formed(where: Path | str) -> Iterator[None]:
         yield
     except PolymodeError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         reason = shortened(f"{type(error).__name__}: {error}")
         raise CheckpointError(f"{where} is not as polymode writes it ({reason}).") from error
 

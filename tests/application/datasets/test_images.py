@@ -217,7 +217,7 @@ def test_idx_files_have_the_exact_pixels_and_labels(tmp_path, load, place, mean,
     [
         (gzip.compress(idx(GREY[:9]))[:-50], "damaged"),
         (b"no gzip", "damaged"),
-        (gzip.compress(idx(GREY[:9])[:-1]), r"holds 7055 bytes for an array \[9, 28, 28\]"),
+        (gzip.compress(idx(GREY[:9])[:-1]), "holds 7055 bytes where it claims 7056"),
         (gzip.compress(idx(GREY[:9].reshape(-1))), "starts with 00000801, expected was 00000803"),
         (gzip.compress(idx(GREY[:8])), "it has 9 labels for the 8 images"),
     ],

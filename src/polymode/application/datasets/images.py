@@ -4,6 +4,9 @@ Raw pixels lie in [0, 1]; ``Preprocessing`` standardises them per channel.
 """
 
 import gzip
+import io
+import math
+import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +22,7 @@ from polymode.data.augmentation import Augmentation, RandomCrop, RandomFlip
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, training_parts
 from polymode.errors import InputError, unknown_name
+from polymode.sizes import MOST_FROM_A_BYTE, check_memory, read_packed, said
 
 CIFAR10_DOWNLOADS = (
     Download(
@@ -338,21 +342,46 @@ def _idx_pair(image_file: Path, label_file: Path) -> Labelled:
 
 
 def _idx_array(path: Path, num_axes: int) -> np.ndarray:
+    magic, length = bytes([0, 0, 8, num_axes]), 4 + 4 * num_axes
     try:
-        content = gzip.decompress(path.read_bytes())
+        with gzip.open(path) as file:
+            header = file.read(length)
+            if header[:4] != magic or len(header) < length:
+                raise damaged(path, f"it starts with {header[:4].hex()}, expected was {magic.hex()}")
+            shape = np.frombuffer(header, ">u4", num_axes, offset=4).tolist()
+            content = read_packed(file, math.prod(shape), path)
+            if file.read(1):
+                raise damaged(path, f"it holds more than the {len(content)} bytes of an array {shape}")
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, error) from error
-    magic, header = bytes([0, 0, 8, num_axes]), 4 + 4 * num_axes
-    if content[:4] != magic or len(content) < header:
-        raise damaged(path, f"it starts with {content[:4].hex()}, expected was {magic.hex()}")
-    shape = np.frombuffer(content, ">u4", num_axes, offset=4).tolist()
-    if len(content) - header != int(np.prod(shape, dtype=np.int64)):
-        raise damaged(path, f"it holds {len(content) - header} bytes for an array {shape}")
     # A copy, as torch wants arrays that can be written to.
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
+    return np.frombuffer(content, np.uint8).reshape(shape).copy()
 
 
-# SVHN: Matlab files.
+# SVHN: Matlab files. After 128 bytes come elements: a type, a size and so many bytes; packed ones, of type
+# 15, hold an element each.
+
+
+def _unpacked_matlab(path: Path) -> bytes:
+    """The file with its elements unpacked, each no further than it claims to reach."""
+    parts, real = [], path.stat().st_size
+    with path.open("rb") as file:
+        parts.append(file.read(128))
+        if parts[0][126:] != b"IM":
+            raise damaged(path, "it does not begin as a Matlab file of this format")
+        while len(tag := file.read(8)) == 8:
+            kind, size = struct.unpack("<II", tag)
+            content = file.read(min(size, real))
+            if kind == 15:
+                unpacker = zlib.decompressobj()
+                tag = unpacker.decompress(content, 8)
+                claimed = struct.unpack("<II", tag)[1]
+                if claimed > MOST_FROM_A_BYTE * len(content):
+                    raise damaged(path, f"it claims {said(claimed)} in {said(len(content))}")
+                check_memory(3 * claimed, f"Unpacking {path} ({said(real)}, which claims {said(claimed)})")
+                content = unpacker.decompress(unpacker.unconsumed_tail, claimed)
+            parts += [tag, content]
+    return b"".join(parts)
 
 
 def _svhn_part(path: Path) -> Labelled:
@@ -361,8 +390,10 @@ def _svhn_part(path: Path) -> Labelled:
     except ImportError:
         raise InputError("Reading SVHN needs scipy: pip install 'polymode[data]'.") from None
     try:
-        content = loadmat(path)
+        content = loadmat(io.BytesIO(_unpacked_matlab(path)), variable_names=("X", "y"))
         images, labels = content["X"], content["y"].reshape(-1)
+    except InputError:
+        raise
     except Exception as error:  # damaged Matlab files raise errors of every class
         raise damaged(path, f"{type(error).__name__}: {error}") from error
     if images.ndim != 4 or images.shape[2] != 3 or images.shape[3] != len(labels) or images.dtype != np.uint8:

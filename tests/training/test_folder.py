@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import polymode as pm
+from documents import edit
 from forks import fork
 from polymode import storage
 from polymode.errors import CheckpointError
@@ -295,3 +296,12 @@ def test_no_room_in_the_middle_of_a_run_keeps_the_epochs_before(tmp_path):
     assert logged == [1, 2, 3]  # the third only: nothing was trained twice
     weights = "posterior-0/members-00000.safetensors"
     assert (cut / weights).read_bytes() == (whole / weights).read_bytes()
+
+
+@pytest.mark.parametrize("network", [None, {"0.weight": None}, [3]])
+def test_a_signature_of_another_form_is_refused(tmp_path, network):
+    fit(tmp_path / "run")
+    path = tmp_path / "run/manifest.json"
+    edit(path, signature__network=network)
+    with pytest.raises(CheckpointError):
+        fit(tmp_path / "run", resume=True)

@@ -98,8 +98,8 @@ def npz_targets(array: np.ndarray, name: str, path: Path) -> np.ndarray:
 
 
 def _check_finite(finite: np.ndarray, name: str, path: Path) -> None:
-    require(
-        bool(finite.all()),
-        f"{name} of {path} has {int((~finite).sum())} rows with NaN or infinite values, the first in row "
-        f"{int(np.argmin(finite)) + 1}. Fill them in, or remove those rows.",
-    )
+    if not finite.all():
+        raise InputError(
+            f"{name} of {path} has {int((~finite).sum())} rows with NaN or infinite values, the first in row "
+            f"{int(np.argmin(finite)) + 1}. Fill them in, or remove those rows."
+        )

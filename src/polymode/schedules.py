@@ -40,7 +40,8 @@ MOST = 1e6  # times the base rate, and epochs: what is more is a slip of the pen
 def _check(kind: object, **values: Any) -> None:
     """Raise an ``InputError`` unless all values are numbers from 0 that a rate can be multiplied by."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= MOST:
+        number: Any = value
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= number <= MOST:
             raise InputError(
                 f"{name} of {type(kind).__name__} must be a number from 0 to {MOST:g}, got "
                 f"{shortened(repr(value))}."

@@ -261,7 +261,7 @@ def _number_of_column(letters: str) -> int:
 
 def _read_arrow(path: Path) -> Any:
     try:
-        import pyarrow
+        import pyarrow  # noqa: F401  # before anything is looked at
     except ImportError:
         raise InputError("Reading Parquet and Feather needs pyarrow: pip install 'polymode[data]'.") from None
     is_parquet = path.suffix.lower() == ".parquet"
@@ -271,7 +271,7 @@ def _read_arrow(path: Path) -> Any:
         frame = read(path)
     except InputError:
         raise
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except Exception as error:  # what pandas writes beside the columns may be damaged, too
         kind = "Parquet" if is_parquet else "Feather"
         reason = shortened(" ".join(str(error).split()))
         raise InputError(f"{path} cannot be read as {kind} ({reason}). Write it again.") from error

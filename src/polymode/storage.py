@@ -22,6 +22,7 @@ from polymode.sizes import check_memory
 # Documents of format 1 have no checksum of their own. Format 3 names the adaptations of a network, and
 # checkpoints nest the tensors of a method.
 FORMAT_VERSION = 3
+LONGEST_NAME = 255  # in bytes: more is no name of a file
 JSON_TIMES = 20  # what a byte of JSON takes in memory, as values
 DIGEST = "sha256"  # where a document keeps the checksum of everything else in it
 
@@ -119,6 +120,7 @@ def well_formed(where: Path | str) -> Iterator[None]:
 def inside(folder: Path, name: Any) -> Path:
     """The path of what a document names in its own folder; names that lead out of it are refused."""
     plain = isinstance(name, str) and name == Path(name).name and not {"/", "\\", "\0"} & set(name)
+    plain = plain and len(name.encode(errors="surrogatepass")) <= LONGEST_NAME and name.isprintable()
     path = folder / name if plain and name not in ("", ".", "..") else folder
     if path == folder or path.resolve().parent != folder.resolve():
         raise CheckpointError(

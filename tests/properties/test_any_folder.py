@@ -208,7 +208,7 @@ def test_a_damaged_run_goes_on_as_before_or_is_refused(made, chance):
         assert found in (None, made["bits"])
 
 
-@examples(60)
+@examples(35)
 @given(chance=st.data(), key=st.sampled_from(sorted(COMMANDS)))
 def test_a_command_on_a_damaged_run_says_the_same_or_one_line(made, chance, key):
     source = made["root"] / "finished"
@@ -217,7 +217,7 @@ def test_a_command_on_a_damaged_run_says_the_same_or_one_line(made, chance, key)
         assert outcome_of_command(folder, key) in (None, made["said"][key])
 
 
-@examples(40)
+@examples(25)
 @given(chance=st.data(), key=st.sampled_from(sorted(COMMANDS)))
 def test_an_edited_document_without_its_checksum_is_the_same_or_refused(made, chance, key):
     source = made["root"] / "finished"
@@ -227,7 +227,7 @@ def test_an_edited_document_without_its_checksum_is_the_same_or_refused(made, ch
         assert outcome_of_command(folder, key) in (None, made["said"][key])
 
 
-@examples(100)
+@examples(60)
 @given(chance=st.data(), key=st.sampled_from(sorted(COMMANDS)))
 def test_a_forged_document_runs_nothing_and_ends_in_an_answer_or_one_line(made, chance, key):
     """With a checksum that fits it may give other numbers: whoever can write a folder can do that."""

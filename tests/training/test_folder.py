@@ -305,3 +305,21 @@ def test_a_signature_of_another_form_is_refused(tmp_path, network):
     edit(path, signature__network=network)
     with pytest.raises(CheckpointError):
         fit(tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "names 0 posteriors of 1 data sets"),
+        (["posterior-0"] * 2, "names 2 posteriors of 1 data sets"),
+        (["x" * 5000], "does not lie in that folder"),
+        (["é" * 200], "does not lie in that folder"),
+        (["\ud800"], "does not lie in that folder"),
+        (["a\nb"], "does not lie in that folder"),
+    ],
+)
+def test_posteriors_of_other_names_or_number_are_refused(tmp_path, names, message):
+    fit(tmp_path / "run")
+    edit(tmp_path / "run/manifest.json", posteriors=names)
+    with pytest.raises(CheckpointError, match=message):
+        fit(tmp_path / "run", resume=True)

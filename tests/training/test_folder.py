@@ -323,3 +323,28 @@ def test_posteriors_of_other_names_or_number_are_refused(tmp_path, names, messag
     edit(tmp_path / "run/manifest.json", posteriors=names)
     with pytest.raises(CheckpointError, match=message):
         fit(tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("backend", None, "Unknown backend of the checkpoint None"),
+        ("prediction_backend", "gpu", "Unknown prediction_backend of the checkpoint 'gpu'"),
+        ("threads", "2", "threads of the checkpoint must be a whole number"),
+    ],
+)
+def test_a_checkpoint_that_was_executed_in_no_known_way_is_refused(tmp_path, key, value, message):
+    def stop(epoch):
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        fit(tmp_path / "run", observer=stop)
+    path = tmp_path / "run/checkpoint/checkpoint.json"
+    (tmp_path / "run/checkpoint/previous.json").unlink(missing_ok=True)
+    document = json.loads(path.read_text())
+    record = next(item for name, item in document["content"]["items"] if name == "record")
+    for pair in record["items"]:
+        pair[1] = {"value": value} if pair[0] == key else pair[1]
+    edit(path, content=document["content"])
+    with pytest.raises(CheckpointError, match=message):
+        fit(tmp_path / "run", resume=True)

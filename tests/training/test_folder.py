@@ -325,15 +325,29 @@ def test_posteriors_of_other_names_or_number_are_refused(tmp_path, names, messag
         fit(tmp_path / "run", resume=True)
 
 
+def unpacked(packed, *steps):
+    """A value of a checkpoint, as a pair of its name and itself, by the names that lead to it."""
+    for step in steps:
+        pair = next(pair for pair in packed["items"] if pair[0] == step)
+        packed = pair[1]
+    return pair
+
+
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
+    ("steps", "value", "message"),
     [
-        ("backend", None, "Unknown backend of the checkpoint None"),
-        ("prediction_backend", "gpu", "Unknown prediction_backend of the checkpoint 'gpu'"),
-        ("threads", "2", "threads of the checkpoint must be a whole number"),
+        (("record", "backend"), None, "Unknown backend of the checkpoint None"),
+        (("record", "prediction_backend"), "gpu", "Unknown prediction_backend of the checkpoint 'gpu'"),
+        (("record", "threads"), "2", "threads of the checkpoint must be a whole number"),
+        (("seconds",), [], "not as polymode writes it"),
+        (("training", "rate"), "fast", "not as polymode writes it"),
+        (("training", "position", "step"), "1", "step of the position is '1'"),
+        (("training", "position", "epoch"), -1, "epoch of the position is -1"),
+        (("training", "position", "phase"), 10**9, "position"),
+        (("training", "position", "entered"), 1, "entered of the position is 1"),
     ],
 )
-def test_a_checkpoint_that_was_executed_in_no_known_way_is_refused(tmp_path, key, value, message):
+def test_a_checkpoint_of_another_form_is_refused(tmp_path, steps, value, message):
     def stop(epoch):
         raise KeyError("stop")
 
@@ -341,10 +355,23 @@ def test_a_checkpoint_that_was_executed_in_no_known_way_is_refused(tmp_path, key
         fit(tmp_path / "run", observer=stop)
     path = tmp_path / "run/checkpoint/checkpoint.json"
     (tmp_path / "run/checkpoint/previous.json").unlink(missing_ok=True)
-    document = json.loads(path.read_text())
-    record = next(item for name, item in document["content"]["items"] if name == "record")
-    for pair in record["items"]:
-        pair[1] = {"value": value} if pair[0] == key else pair[1]
-    edit(path, content=document["content"])
+    content = json.loads(path.read_text())["content"]
+    unpacked(content, *steps)[1] = {"value": value}
+    edit(path, content=content)
     with pytest.raises(CheckpointError, match=message):
+        fit(tmp_path / "run", resume=True)
+
+
+def test_a_history_without_losses_is_refused(tmp_path):
+    def stop(epoch):
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        fit(tmp_path / "run", observer=stop)
+    path = tmp_path / "run/checkpoint/checkpoint.json"
+    (tmp_path / "run/checkpoint/previous.json").unlink(missing_ok=True)
+    content = json.loads(path.read_text())["content"]
+    unpacked(content, "training", "history", "columns", "loss")[0] = "lost"
+    edit(path, content=content)
+    with pytest.raises(CheckpointError, match="not as polymode writes it .KeyError: 'loss'"):
         fit(tmp_path / "run", resume=True)

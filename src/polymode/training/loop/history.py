@@ -55,5 +55,5 @@ class History:
         for index, place in enumerate(saved["kind"].tolist()):
             phase, *names = saved["kinds"][place]
             row = {name: values[index] for name, values in numbers.items() if name in names}
-            rows.append({"phase": phase} | row | {"epoch": int(row["epoch"])})
+            rows.append({"phase": str(phase)} | row | {"epoch": int(row["epoch"]), "loss": row["loss"]})
         return cls(rows)

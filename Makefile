@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -m 'not slow'
 CAN_INSTALL = $(shell { test -x $(BIN)/python || $(PYTHON) $(FITS); } && echo yes; true)
 
-.PHONY: install compare test check library application slow portable portable-subset benchmark docs format clean
+.PHONY: install compare test check library application faults slow portable portable-subset benchmark docs format clean
 
 compare: $(STAMP)
 	$(BIN)/python -m polymode compare
@@ -67,6 +67,10 @@ portable-subset: $(STAMP)
 	ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(PYTEST) $(KERNEL_TESTS)
 	OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 $(PYTEST) $(THREAD_TESTS)
 	OMP_NUM_THREADS=3 MKL_NUM_THREADS=3 $(PYTEST) $(THREAD_TESTS)
+
+# Hostile input at length: thousands of examples of each property, drawn anew at every run.
+faults: $(STAMP)
+	HYPOTHESIS_PROFILE=long $(PYTEST) tests/properties
 
 slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

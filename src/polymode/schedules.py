@@ -7,8 +7,10 @@ can be written down and read back.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
-from polymode.errors import InputError
+from polymode.errors import InputError, shortened
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,35 @@ class Progress:
 
 Schedule = Callable[[Progress], float]
 
+MOST = 1e6  # times the base rate, and epochs: what is more is a slip of the pen
+
+
+def _check(kind: object, **values: Any) -> None:
+    """Raise an ``InputError`` unless all values are numbers from 0 that a rate can be multiplied by."""
+    for name, value in values.items():
+        number: Any = value
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= number <= MOST:
+            raise InputError(
+                f"{name} of {type(kind).__name__} must be a number from 0 to {MOST:g}, got "
+                f"{shortened(repr(value))}."
+            )
+
+
+def _check_schedule(kind: object, value: Any) -> None:
+    if not callable(value) or isinstance(value, type):
+        raise InputError(
+            f"{type(kind).__name__} takes a schedule, such as Cosine(), got {shortened(repr(value))}."
+        )
+
 
 @dataclass(frozen=True)
 class Constant:
     """Always ``factor`` times the base rate."""
 
     factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self, factor=self.factor)
 
     def __call__(self, progress: Progress) -> float:
         return self.factor
@@ -48,6 +73,9 @@ class Cosine:
     """final + ½ (1 − final)(1 + cos πt): from the base rate to ``final`` times it."""
 
     final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self, final=self.final)
 
     def __call__(self, progress: Progress) -> float:
         return self.final + 0.5 * (1 - self.final) * (1 + math.cos(math.pi * progress.fraction))
@@ -63,6 +91,11 @@ class Drops:
     def __post_init__(self) -> None:
         if not isinstance(self.epochs, tuple | list):
             raise InputError(f"Drops takes a tuple of epochs, such as (60, 90), got {self.epochs!r}.")
+        for epoch in self.epochs:
+            _check(self, epochs=epoch)
+        _check(self, factor=self.factor)
+        if self.factor > 1 and len(self.epochs) * math.log10(self.factor) > math.log10(MOST):
+            raise InputError(f"Drops by {self.factor!r} at {len(self.epochs)} epochs rise beyond {MOST:g}.")
 
     def __call__(self, progress: Progress) -> float:
         return self.factor ** sum(progress.epoch >= epoch for epoch in self.epochs)
@@ -77,6 +110,7 @@ class Linear:
     final: float
 
     def __post_init__(self) -> None:
+        _check(self, start=self.start, end=self.end, final=self.final)
         if not 0 <= self.start < self.end:
             raise InputError(f"Linear needs 0 <= start < end, got {self.start} and {self.end}.")
 
@@ -91,6 +125,10 @@ class Warmup:
 
     epochs: float
     then: Schedule = Constant()
+
+    def __post_init__(self) -> None:
+        _check(self, epochs=self.epochs)
+        _check_schedule(self, self.then)
 
     def __call__(self, progress: Progress) -> float:
         steps = self.epochs * progress.num_steps / progress.num_epochs
@@ -111,6 +149,13 @@ class Pieces:
     points: tuple[tuple[float, float], ...]
 
     def __post_init__(self) -> None:
+        pairs = isinstance(self.points, tuple | list) and all(
+            isinstance(point, tuple | list) and len(point) == 2 for point in self.points
+        )
+        if not pairs:
+            raise InputError(f"Pieces takes points (fraction, factor), got {shortened(repr(self.points))}.")
+        for fraction, factor in self.points:
+            _check(self, fraction=fraction, factor=factor)
         fractions = [point[0] for point in self.points]
         if not fractions or sorted(fractions) != fractions or not 0 <= fractions[0] <= fractions[-1] <= 1:
             raise InputError(
@@ -140,6 +185,7 @@ class Triangle:
     cycles: int = 1
 
     def __post_init__(self) -> None:
+        _check(self, low=self.low, high=self.high)
         if not 0 <= self.low <= self.high:
             raise InputError(f"Triangle needs 0 <= low <= high, got low={self.low!r} and high={self.high!r}.")
         if isinstance(self.cycles, bool) or not isinstance(self.cycles, int) or self.cycles < 1:
@@ -156,6 +202,10 @@ class Scaled:
 
     schedule: Schedule
     factor: float
+
+    def __post_init__(self) -> None:
+        _check_schedule(self, self.schedule)
+        _check(self, factor=self.factor)
 
     def __call__(self, progress: Progress) -> float:
         return self.factor * self.schedule(progress)

@@ -16,12 +16,15 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from polymode.errors import CheckpointError, PolymodeError, shortened
+from polymode.errors import CheckpointError, InputError, PolymodeError, shortened
+from polymode.sizes import check_memory
 
 # Documents of format 1 have no checksum of their own. Format 3 names the adaptations of a network, and
 # checkpoints nest the tensors of a method. In format 4 they rest on files of the epochs that are over, and
 # several finished members share a file.
 FORMAT_VERSION = 4
+LONGEST_NAME = 255  # in bytes: more is no name of a file
+JSON_TIMES = 20  # what a byte of JSON takes in memory, as values
 DIGEST = "sha256"  # where a document keeps the checksum of everything else in it
 
 Value = TypeVar("Value")
@@ -68,11 +71,14 @@ def read_document(path: Path, what: str, advice: str = "") -> dict[str, Any]:
     """
     damaged = f"{path} is damaged"
     try:
+        check_memory(JSON_TIMES * path.stat().st_size, f"Reading {path}")
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: this is not a {what}.") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+    except InputError as error:
+        raise CheckpointError(str(error)) from error
     except (ValueError, RecursionError) as error:  # no text, no JSON, or nested without end
         raise CheckpointError(f"{damaged} ({error}). {advice}".strip()) from error
     version = content.get("format_version") if isinstance(content, dict) else None
@@ -107,7 +113,7 @@ def well_formed(where: Path | str) -> Iterator[None]:
         yield
     except PolymodeError:
         raise
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         reason = shortened(f"{type(error).__name__}: {error}")
         raise CheckpointError(f"{where} is not as polymode writes it ({reason}).") from error
 
@@ -115,6 +121,7 @@ def well_formed(where: Path | str) -> Iterator[None]:
 def inside(folder: Path, name: Any) -> Path:
     """The path of what a document names in its own folder; names that lead out of it are refused."""
     plain = isinstance(name, str) and name == Path(name).name and not {"/", "\\", "\0"} & set(name)
+    plain = plain and len(name.encode(errors="surrogatepass")) <= LONGEST_NAME and name.isprintable()
     path = folder / name if plain and name not in ("", ".", "..") else folder
     if path == folder or path.resolve().parent != folder.resolve():
         raise CheckpointError(

@@ -182,3 +182,25 @@ def test_no_other_file_asks_what_kind_a_likelihood_is():
                 continue
             found += [f"{path.name}:{node.lineno} {name}" for name in asked]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"kind": ["categorical"]}, "Unknown likelihood"),
+        ({"kind": "fixed_gaussian", "std": None}, "std of fixed_gaussian is None, it must be of type float"),
+        ({"kind": "fixed_gaussian", "std": float("inf")}, "std of fixed_gaussian is inf"),
+        (
+            {"kind": "gaussian", "initial_std": "1"},
+            "initial_std of gaussian is '1', it must be of type float",
+        ),
+        ({"kind": "gaussian", "conformal": 3}, "conformal of gaussian is 3, it must be of type tuple"),
+        ({"kind": "gaussian", "conformal": [0.1, "b"]}, "conformal of gaussian is"),
+        ({"kind": "categorical", "ignore_index": False}, "ignore_index .* False, it must be of type int"),
+        ({"kind": "categorical", "ignore_index": 2**70}, "ignore_index of categorical is 118"),
+        ({"kind": "categorical", "output": 3}, "output of categorical is 3, it must be of type str"),
+    ],
+)
+def test_options_of_other_types_are_refused(config, message):
+    with pytest.raises(InputError, match=message):
+        make_likelihood(config)

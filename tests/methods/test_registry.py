@@ -9,7 +9,7 @@ import pytest
 
 import polymode as pm
 from polymode import methods
-from polymode.errors import UnknownName
+from polymode.errors import InputError, UnknownName
 from polymode.methods import METHODS, make_method
 from polymode.methods.configuration import OPTION_TYPES
 from polymode.options import options_of
@@ -46,3 +46,22 @@ def test_parts_of_defaults_can_be_named(name):
     for each in options_of(METHODS[name]):
         if dataclasses.is_dataclass(each.default) and not isinstance(each.default, Method):
             assert type(each.default) in OPTION_TYPES.values(), each.name
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (None, None, "A method is a name, one of .* got None"),
+        (["single"], None, "A method is a name"),
+        ({}, None, "A method is a name, .* got {}"),
+        ({"name": ["single"]}, None, r"Unknown method \['single'\]"),
+        ("single", [1], r"names and values, got \[1\]"),
+        ("single", {"schedule": {"type": []}}, r"Unknown type of single.schedule \[\]"),
+        ("single", {"optimizer": {"type": "Optimizer", "options": 3}}, "options of Optimizer .* got 3"),
+        ("single", {"schedule": {"type": "Constant", "factor": "x" * 5000}}, "characters left out"),
+    ],
+)
+def test_values_that_are_no_methods_are_refused(method, options, message):
+    with pytest.raises(InputError, match=message) as caught:
+        make_method(method, options)
+    assert len(str(caught.value)) < 2500

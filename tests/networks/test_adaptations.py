@@ -158,3 +158,17 @@ def test_sampled_dropout_acts_in_evaluation_mode():
         assert abs(share - chance) < 4.5 * (chance * (1 - chance) / 4000) ** 0.5
     with pytest.raises(InputError, match="There is no layer '7' with weights"):
         adapt(net(), [Sampling(added={"7": 0.5})], 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, "An adaptation is a kind with its fields, got None"),
+        ("joined_heads", "got 'joined_heads'"),
+        ({"kind": []}, r"The adaptation \[\] is not known"),
+        ({"kind": "joined_heads"}, "'joined_heads' cannot be made of {}"),
+    ],
+)
+def test_values_that_are_no_adaptations_are_refused(config, message):
+    with pytest.raises(InputError, match=message):
+        make_adaptation(config)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import polymode as pm
+from documents import edit
 from forks import fork
 from polymode import storage
 from polymode.errors import CheckpointError
@@ -295,3 +296,82 @@ def test_no_room_in_the_middle_of_a_run_keeps_the_epochs_before(tmp_path):
     assert logged == [1, 2, 3]  # the third only: nothing was trained twice
     weights = "posterior-0/members-00000.safetensors"
     assert (cut / weights).read_bytes() == (whole / weights).read_bytes()
+
+
+@pytest.mark.parametrize("network", [None, {"0.weight": None}, [3]])
+def test_a_signature_of_another_form_is_refused(tmp_path, network):
+    fit(tmp_path / "run")
+    path = tmp_path / "run/manifest.json"
+    edit(path, signature__network=network)
+    with pytest.raises(CheckpointError):
+        fit(tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "names 0 posteriors of 1 data sets"),
+        (["posterior-0"] * 2, "names 2 posteriors of 1 data sets"),
+        (["x" * 5000], "does not lie in that folder"),
+        (["é" * 200], "does not lie in that folder"),
+        (["\ud800"], "does not lie in that folder"),
+        (["a\nb"], "does not lie in that folder"),
+    ],
+)
+def test_posteriors_of_other_names_or_number_are_refused(tmp_path, names, message):
+    fit(tmp_path / "run")
+    edit(tmp_path / "run/manifest.json", posteriors=names)
+    with pytest.raises(CheckpointError, match=message):
+        fit(tmp_path / "run", resume=True)
+
+
+def unpacked(packed, *steps):
+    """A value of a checkpoint, as a pair of its name and itself, by the names that lead to it."""
+    for step in steps:
+        pair = next(pair for pair in packed["items"] if pair[0] == step)
+        packed = pair[1]
+    return pair
+
+
+@pytest.mark.parametrize(
+    ("steps", "value", "message"),
+    [
+        (("record", "backend"), None, "Unknown backend of the checkpoint None"),
+        (("record", "prediction_backend"), "gpu", "Unknown prediction_backend of the checkpoint 'gpu'"),
+        (("record", "threads"), "2", "threads of the checkpoint must be a whole number"),
+        (("seconds",), [], "not as polymode writes it"),
+        (("training", "rate"), "fast", "not as polymode writes it"),
+        (("training", "position", "step"), "1", "step of the position is '1'"),
+        (("training", "position", "epoch"), -1, "epoch of the position is -1"),
+        (("training", "position", "phase"), 10**9, "position"),
+        (("training", "position", "entered"), 1, "entered of the position is 1"),
+    ],
+)
+def test_a_checkpoint_of_another_form_is_refused(tmp_path, steps, value, message):
+    def stop(epoch):
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        fit(tmp_path / "run", observer=stop)
+    path = tmp_path / "run/checkpoint/checkpoint.json"
+    (tmp_path / "run/checkpoint/previous.json").unlink(missing_ok=True)
+    content = json.loads(path.read_text())["content"]
+    unpacked(content, *steps)[1] = {"value": value}
+    edit(path, content=content)
+    with pytest.raises(CheckpointError, match=message):
+        fit(tmp_path / "run", resume=True)
+
+
+def test_a_history_without_losses_is_refused(tmp_path):
+    def stop(epoch):
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        fit(tmp_path / "run", observer=stop)
+    path = tmp_path / "run/checkpoint/checkpoint.json"
+    (tmp_path / "run/checkpoint/previous.json").unlink(missing_ok=True)
+    content = json.loads(path.read_text())["content"]
+    unpacked(content, "training", "history", "columns", "loss")[0] = "lost"
+    edit(path, content=content)
+    with pytest.raises(CheckpointError, match=r"not as polymode writes it .KeyError: 'loss'"):
+        fit(tmp_path / "run", resume=True)

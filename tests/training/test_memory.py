@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import polymode as pm
+from polymode import sizes
 from polymode.errors import InputError
 from polymode.methods import HMC, Microcanonical
 from polymode.training.loop import memory
@@ -30,15 +31,24 @@ def fitted(method, source, **options):
 def test_free_memory_is_read_where_the_system_tells(monkeypatch, tmp_path):
     info = tmp_path / "meminfo"
     info.write_text("MemTotal: 4000 kB\nMemFree: 100 kB\nMemAvailable:    2048 kB\n")
-    monkeypatch.setattr(memory, "MEMORY_INFO", info)
+    monkeypatch.setattr(sizes, "MEMORY_INFO", info)
+    monkeypatch.setattr(sizes, "CONTROL_GROUP", tmp_path)
     assert memory.free_bytes(CPU) == 2048 * 1024
     for content in ("MemTotal: 4000 kB\n", "MemAvailable: much kB\n", ""):
         info.write_text(content)
         assert memory.free_bytes(CPU) is None
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert memory.free_bytes(CPU) == 4000
+    info.write_text("MemAvailable:    2 kB\n")
+    assert memory.free_bytes(CPU) == 2048
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.free_bytes(CPU) == 2048
 
 
 def test_nothing_is_refused_where_nobody_tells(monkeypatch):
-    monkeypatch.setattr(memory, "MEMORY_INFO", Path("/nowhere/meminfo"))
+    monkeypatch.setattr(sizes, "MEMORY_INFO", Path("/nowhere/meminfo"))
+    monkeypatch.setattr(sizes, "CONTROL_GROUP", Path("/nowhere"))
     assert memory.free_bytes(CPU) is None
     assert fitted(Microcanonical(**FEW, warm_up=0.0), data()).num_members == 2
 

@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import math
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.arrays_on_disk import names_of_arrays, read_arrays
 from polymode.data import Data
 from polymode.errors import InputError, require, unknown_name
 from polymode.judging.contents import CONTENTS, Contents, contents_for
@@ -145,12 +145,10 @@ class Reference:
         text = str(spec)
         path, colon, name = text.rpartition(":") if ".npz:" in text else (text, "", "")
         try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {key: file[key] for key in file.files if not colon or key == name}
-                names = list(file.files)
+            arrays, names = read_arrays(path, {name} if colon else None), names_of_arrays(path)
         except FileNotFoundError:
             raise InputError(f"There is no reference {path}.") from None
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        except InputError as error:
             raise InputError(f"{path} is not a readable .npz file: {error}.") from None
         if colon:
             if name not in arrays:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.arrays_on_disk import read_arrays
 from polymode.data import arrays_of, as_data
 from polymode.errors import InputError, require
 from polymode.landscape.networks import WeightSpace
@@ -192,11 +193,11 @@ def _read(path: Path | None, signature: str, count: int, num_references: int) ->
     if path is None or not path.is_file():
         return fresh
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            if str(file["signature"]) != signature:
-                return fresh
-            arrays = {name: np.array(file[name], dtype=np.float64) for name in shapes}
-            done, digest = int(file["done"]), str(file["digest"])
+        found = read_arrays(path)
+        if str(found["signature"]) != signature:
+            return fresh
+        arrays = {name: np.array(found[name], dtype=np.float64) for name in shapes}
+        done, digest = int(found["done"]), str(found["digest"])
     except Exception:  # damaged and foreign files raise errors of every class
         return fresh
     whole = all(arrays[name].shape == shape for name, shape in shapes.items()) and 0 <= done <= count

@@ -5,12 +5,16 @@ accumulator that turns the outputs of many members into one predictive. Both say
 scores and columns, its curves, its reference, what is written of it.
 """
 
+import math
+import types
+import typing
 from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from polymode.errors import InputError, unknown_name
+from polymode.errors import InputError, shortened, unknown_name
 from polymode.likelihoods.base import Likelihood
 from polymode.likelihoods.bernoulli import Bernoulli, BernoulliPredictive
 from polymode.likelihoods.categorical import Categorical, CategoricalPredictive
@@ -78,13 +82,29 @@ def make_likelihood(likelihood: "str | Likelihood | dict") -> Likelihood:
         )
     options = {"kind": likelihood} if isinstance(likelihood, str) else dict(likelihood)
     kind = options.pop("kind", None)
-    if kind not in LIKELIHOODS:
+    if not isinstance(kind, str) or kind not in LIKELIHOODS:
         raise unknown_name("likelihood", str(kind), LIKELIHOODS)
-    known = [each.name for each in fields(LIKELIHOODS[kind])]
-    for name in options:
+    known: dict[str, Any] = {each.name: each.type for each in fields(LIKELIHOODS[kind])}
+    for name, value in options.items():
         if name not in known:
             raise unknown_name(f"option of {kind}", name, known)
+        if not _fits(value, known[name]):
+            wanted = getattr(known[name], "__name__", None) or str(known[name])
+            raise InputError(f"{name} of {kind} is {shortened(repr(value))}, it must be of type {wanted}.")
     return LIKELIHOODS[kind](**options)
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    """Whether a value, perhaps from a file, is of the type that an option is declared with."""
+    if isinstance(wanted, types.UnionType):
+        return any(_fits(value, part) for part in wanted.__args__)
+    if typing.get_origin(wanted) is tuple:
+        return isinstance(value, list | tuple) and all(_fits(v, typing.get_args(wanted)[0]) for v in value)
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    if wanted is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, wanted)
 
 
 def member_losses(

@@ -5,7 +5,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from polymode.errors import InputError, unknown_name
+from polymode.errors import InputError, shortened, unknown_name
 from polymode.methods.registry import METHODS
 from polymode.options import options_of
 from polymode.samplers import WALKS, Walk
@@ -61,7 +61,14 @@ def make_method(method: str | Mapping[str, Any] | Method, options: Mapping[str, 
     """
     if isinstance(method, str):
         method = {"name": method}
-    described = describe(method) if isinstance(method, Method) else dict(method)
+    described = describe(method) if isinstance(method, Method) else method
+    if not isinstance(described, Mapping) or "name" not in described:
+        raise InputError(
+            f"A method is a name, one of {', '.join(METHODS)}, or a description with a name, got "
+            f"{shortened(repr(method))}."
+        )
+    if not isinstance(options, Mapping | None):
+        raise InputError(f"Options of a method are names and values, got {shortened(repr(options))}.")
     complete = describe(_read(described, "method"))
     return _read(_changed(complete, options or {}, complete["name"]), "method")
 
@@ -75,12 +82,12 @@ def _read(value: Any, where: str) -> Any:
     content = dict(value)
     if "name" in content:
         kind = content.pop("name")
-        if kind not in METHODS:
+        if not isinstance(kind, str) or kind not in METHODS:
             raise unknown_name("method", kind, METHODS)
         return _build(METHODS[kind], kind, content)
     if "type" in content:
         kind = content.pop("type")
-        if kind not in OPTION_TYPES:
+        if not isinstance(kind, str) or kind not in OPTION_TYPES:
             raise unknown_name(f"type of {where}", kind, OPTION_TYPES)
         return _build(OPTION_TYPES[kind], kind, content)
     return {key: _read(item, f"{where}.{key}") for key, item in content.items()}
@@ -90,7 +97,10 @@ def _build(part: type, kind: str, content: dict[str, Any]) -> Any:
     names = [field.name for field in dataclasses.fields(part)]
     read = {key: _read(item, f"{kind}.{key}") for key, item in content.items()}
     if part is Optimizer:  # anything else it is told goes to torch's optimiser
-        read = {key: item for key, item in read.items() if key != "options"} | dict(read.get("options", {}))
+        further = read.pop("options", {})
+        if not isinstance(further, Mapping):
+            raise InputError(f"The options of {kind} are names and values, got {shortened(repr(further))}.")
+        read |= further
     else:
         for key in read:
             if key not in names:
@@ -102,8 +112,8 @@ def _build(part: type, kind: str, content: dict[str, Any]) -> Any:
         return part(**read)
     except InputError:
         raise
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{kind} cannot be made of {read}: {error}.") from error
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise InputError(f"{kind} cannot be made of {shortened(repr(read))}: {error}.") from error
 
 
 def _changed(base: Any, change: Any, where: str) -> Any:

@@ -67,9 +67,13 @@ def _home(adaptation: type[Adaptation]) -> str:
 
 def make_adaptation(config: Mapping[str, Any]) -> Adaptation:
     """Make a registered adaptation from its ``config``; nothing is ever imported for it."""
+    require(
+        isinstance(config, Mapping),
+        f"An adaptation is a kind with its fields, got {shortened(repr(config))}.",
+    )
     options = dict(config)
     kind = options.pop("kind", None)
-    if kind not in ADAPTATIONS:
+    if not isinstance(kind, str) or kind not in ADAPTATIONS:
         raise InputError(
             f"The adaptation {shortened(repr(kind))} is not known: import the module that defines it first. "
             f"Known: {', '.join(sorted(ADAPTATIONS))}."
@@ -78,7 +82,14 @@ def make_adaptation(config: Mapping[str, Any]) -> Adaptation:
     for name in options:
         if name not in allowed:
             raise unknown_name(f"field of the adaptation {kind!r}", name, allowed)
-    return ADAPTATIONS[kind](**options)
+    try:
+        return ADAPTATIONS[kind](**options)
+    except InputError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
+        raise InputError(
+            f"The adaptation {kind!r} cannot be made of {shortened(repr(options))}: {error}."
+        ) from error
 
 
 def adapt(module: nn.Module, adaptations: Sequence[Adaptation], seed: int) -> nn.Module:

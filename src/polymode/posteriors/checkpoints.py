@@ -1,7 +1,7 @@
 """Networks that were trained elsewhere, as a posterior: their ``state_dict``s, in memory or in files."""
 
 import copy
-import pickle
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from polymode.networks.members import Backend, Members, Tensors, join
 from polymode.networks.surgery import Model, build, prepare, tensors_of
 from polymode.posteriors.network import Network
 from polymode.posteriors.particles import Particles
+from polymode.sizes import check_archive
 
 # Where trainers put a network's weights in a larger file, and what wrappers put before names.
 PLACES = ("state_dict", "model_state_dict", "model", "net", "network", "weights")
@@ -103,15 +104,19 @@ def read_state_dict(path: str | Path) -> Tensors:
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        if zipfile.is_zipfile(path):  # as torch.save writes it; an older kind takes what the file holds
+            check_archive(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)  # noqa: TID251
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{path} is not a readable safetensors file ({error}).") from error
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path} is damaged, or holds more than tensors, and reading the rest could run code: it is not "
-            "read. Save module.state_dict() alone, best with safetensors."
-        ) from error
+    except InputError as error:
+        raise CheckpointError(str(error)) from error
     except Exception as error:  # damaged files raise errors of every class
+        if type(error).__name__ == "UnpicklingError":  # by its name: its module is not imported anywhere
+            raise CheckpointError(
+                f"{path} is damaged, or holds more than tensors, and reading the rest could run code: it is "
+                "not read. Save module.state_dict() alone, best with safetensors."
+            ) from error
         reason = shortened(" ".join(str(error).split()))
         raise CheckpointError(f"{path} is not a readable file of torch.save ({reason}).") from error
     return _state_in(content, path)

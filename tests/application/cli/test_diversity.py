@@ -324,7 +324,7 @@ def bad(tmp_path_factory):
         (["good.npz", "--labels", "two arrays.npz"], 1, "name the labels 'labels'"),
         (["good.npz", "--labels", "none.npy"], 1, "none.npy is missing"),
         (["objects.npz"], 1, "objects.npz cannot be read: it holds Python objects, which are not read"),
-        (["pickle.npz"], 1, "it holds Python objects, which are not read"),
+        (["pickle.npz"], 1, "pickle.npz cannot be read: File is not a zip file"),
         (["cut.npz"], 1, "cut.npz cannot be read"),
         (["spoilt.npz"], 1, "spoilt.npz cannot be read"),
         (["no.safetensors"], 1, "no.safetensors holds {}"),

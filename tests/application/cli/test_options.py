@@ -1,6 +1,8 @@
 """Options from flags, config files and manifests."""
 
+import dataclasses
 import json
+import shlex
 from dataclasses import dataclass
 
 import pytest
@@ -66,6 +68,13 @@ def test_the_command_line_makes_the_same_options_again():
     options = compare("--data=two_moons", "--seeds=2", "--set=all.optimizer.lr=0.5", "--tensorboard")
     words = command_line("compare", options).split()[2:]
     assert compare(*words) == options
+
+
+@pytest.mark.parametrize("value", ["𐀀", "naïve 🙂", "3", "1e-3", "true", "\x85", "\ufffe", "a: b", [1, "2"]])
+def test_words_of_any_characters_are_printed_and_read_again(value):
+    options = dataclasses.replace(compare("--data=two_moons"), set={"data": {"name": value}})
+    words = shlex.split(command_line("compare", options))[2:]
+    assert compare(*words).set == {"data": {"name": value}}
 
 
 @pytest.mark.parametrize(

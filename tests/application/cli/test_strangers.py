@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import resource
 import shutil
 import stat
 
@@ -433,3 +435,16 @@ def test_one_refusal_names_all_that_has_to_be_given_again(folder):
     assert "evaluate own --model nets:build --data payload:load --ood payload:foreign or" in line
     line = refused(folder, "train", "--config", "own/manifest.json", "--run", "again")
     assert "--data payload:load --model nets:build --ood payload:foreign or" in line
+
+
+# --- sizes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hidden", [[10**5, 10**5], [10**9], [10**12], [2**62, 2**62], [10**30]])
+def test_a_network_that_is_larger_than_its_weights_takes_no_memory(folder, hidden):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    edit(folder / "plain/task.json", network__options={"hidden": hidden})
+    line = the_line(polymode("predict", "plain", "new.csv", cwd=folder, code=1))
+    assert "task.json" in line
+    assert re.search("of weights, and|not as polymode writes it|cannot be built", line)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # kilobytes

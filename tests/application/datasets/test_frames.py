@@ -186,3 +186,18 @@ def test_kept_columns_are_text_as_it_stands_in_the_file(tmp_path):
     }
     with pytest.raises(InputError, match="Unknown column to keep"):
         kept_columns(frame, ["b"], path, None)
+
+
+@pytest.mark.parametrize("word", [b"numpy_type", b"index_columns", b"columns", b"start", b"unicode"])
+@pytest.mark.parametrize("kind", ["feather", "parquet"])
+def test_damage_to_what_pandas_writes_of_columns_is_read_or_refused(tmp_path, word, kind):
+    frame = pd.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]})
+    path = tmp_path / f"a.{kind}"
+    getattr(frame, f"to_{kind}")(path)
+    path.write_bytes(path.read_bytes().replace(word, word[:-1] + b"?"))
+    try:
+        found = read_frame(path)
+    except InputError as error:
+        assert f"a.{kind} cannot be read as {kind.title()}" in str(error)  # noqa: PT017
+    else:
+        pd.testing.assert_frame_equal(found, frame, check_dtype=False)

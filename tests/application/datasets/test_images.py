@@ -127,6 +127,43 @@ def test_files_that_are_not_official_are_refused(cifar, content, reason, monkeyp
     assert not (cifar / "broken.txt").exists()
 
 
+def claiming(shape):
+    """A batch whose array claims another shape than its bytes have."""
+    content = old_pickle({"data": PIXELS[:2], "labels": [1, 2]})
+    true = b"K\x02M\x00\x0c\x86"  # (2, 3072)
+    assert content.count(true) == 1
+    return content.replace(true, old_pickle(shape)[2:-1])
+
+
+NESTED = b"\x80\x02]q\x00" + b"".join(b"h\x00]q\x00(h\x00h\x00e" for _ in range(3)) + b"."
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (claiming((10**12, 3072)), r"holds 6144 bytes for an array \(1000000000000, 3072\)"),
+        (claiming((-2, -3072)), "6144 bytes for an array"),
+        (old_pickle({"data": PIXELS[:2].astype(float), "labels": [1, 2]}), "array of other than bytes"),
+        (old_pickle({"data": np.asfortranarray(PIXELS[:2]), "labels": [1, 2]}), "columns first"),
+        (old_pickle({"data": PIXELS[:2], "labels": [[1], [2]]}), "not a list of 2 labels"),
+        (b"\x80\x02X\xff\xff\xff\xffa.", "damaged"),  # a text of four billion characters
+        (b"\x80\x02}(K\x01K\x02u.", "not named by texts"),
+        (b"\x80\x02cnumpy\ndtype\n)R.", "damaged"),
+        (b"\x80\x02K\x01K\x02R.", "calls what is no function"),
+        (b"\x80\x02.", "damaged"),
+        (b"(i__main__\nA\n.", "instruction INST"),
+        (b"Pabc\n.", "instruction PERSID"),
+        (NESTED, "damaged"),
+    ],
+)
+def test_instructions_that_no_official_file_has_are_not_followed(cifar, content, reason):
+    (cifar / "cifar-10-batches-py/data_batch_2").write_bytes(content)
+    with pytest.raises(
+        InputError, match=f"data_batch_2 is damaged or not an official file.*{reason}|{reason}"
+    ):
+        cifar10(cifar)
+
+
 def test_cifar100_takes_fine_labels(tmp_path):
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
@@ -180,7 +217,7 @@ def test_idx_files_have_the_exact_pixels_and_labels(tmp_path, load, place, mean,
     [
         (gzip.compress(idx(GREY[:9]))[:-50], "damaged"),
         (b"no gzip", "damaged"),
-        (gzip.compress(idx(GREY[:9])[:-1]), r"holds 7055 bytes for an array \[9, 28, 28\]"),
+        (gzip.compress(idx(GREY[:9])[:-1]), "holds 7055 bytes where it claims 7056"),
         (gzip.compress(idx(GREY[:9].reshape(-1))), "starts with 00000801, expected was 00000803"),
         (gzip.compress(idx(GREY[:8])), "it has 9 labels for the 8 images"),
     ],

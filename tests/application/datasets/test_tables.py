@@ -620,3 +620,9 @@ def test_cells_of_another_kind_in_a_training_table_are_told():
         "1 of 100 cells of 'day' hold no date (the first 'someday' in row 100) and are taken as gaps",
         "1 of 100 cells of 'size' hold no number (the first 'large' in row 100) and are taken as gaps",
     ]
+
+
+def test_arrays_without_targets_are_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((3, 2)), y=np.zeros(0))
+    with pytest.raises(InputError, match="x has 3 rows and y has 0; they must be equal and not 0"):
+        table(tmp_path / "a.npz")

@@ -9,6 +9,7 @@ import torch
 from safetensors.numpy import load_file
 from torch import Tensor
 
+from polymode.arrays_on_disk import read_array, read_arrays
 from polymode.errors import InputError, require
 
 SUFFIXES = (".npz", ".npy", ".safetensors")
@@ -67,15 +68,9 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with path.open("rb") as file:
-            loaded = np.load(file, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                return {path.stem: loaded}
-            return {name: loaded[name] for name in loaded.files}
+        return {path.stem: read_array(path)} if path.suffix == ".npy" else read_arrays(path)
     except Exception as error:  # damaged files raise errors of every class
         reason = " ".join(str(error).split())
-        if "allow_pickle" in reason:
-            reason = "it holds Python objects, which are not read"
         raise InputError(f"{path} cannot be read: {reason}.") from error
 
 

@@ -4,6 +4,7 @@ A config file (YAML or JSON) holds the same names; flags override it. The manife
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import shlex
@@ -285,7 +286,9 @@ def _settings(entries: Sequence[str]) -> dict[str, Any]:
 
 
 def read_value(text: str) -> Any:
-    """A value as YAML reads it; numbers such as 1e-3, which YAML takes for words, are numbers."""
+    """A value as JSON or YAML reads it; numbers such as 1e-3, which YAML takes for words, are numbers."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text)  # what command_line prints; YAML takes some of its characters for others
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError):

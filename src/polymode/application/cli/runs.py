@@ -24,11 +24,16 @@ from polymode.errors import CheckpointError, InputError, require, shortened
 from polymode.imports import import_object, import_only, is_import
 from polymode.likelihoods import make_likelihood
 from polymode.models import make_model
+from polymode.networks.surgery import build, tensors_of
 from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.base import MANIFEST
+from polymode.sizes import said
 from polymode.storage import entry, inside, read_document, read_tensors, refuse_links, well_formed
 from polymode.training.loop.arithmetic import recorded_threads
 from polymode.trees import Tree
+
+# A network may be so many times larger than the files that hold its weights; small ones are not looked at.
+LARGER, LEAST_BYTES = 4, 2**20
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,28 @@ class StoredRun:
                 f"--posterior {index}: {self.folder} holds {self.num_posteriors}, counted from 0 (one for "
                 "every split and seed)."
             )
-        return load_posterior(inside(self.folder, self.manifest["posteriors"][index]), self.model)
+        folder = inside(self.folder, self.manifest["posteriors"][index])
+        if not is_import(self.network["name"]):
+            self._check_size(folder)
+        return load_posterior(folder, self.model)
+
+    def _check_size(self, folder: Path) -> None:
+        """Raise, before memory is taken, where the network is larger than the weights that are stored."""
+        path = self.folder / TASK_FILE
+        try:
+            with well_formed(path), torch.device("meta"):
+                module = build(self.model, seed=0)
+        except InputError as error:
+            raise CheckpointError(
+                f"{path} is damaged: its network cannot be built ({shortened(str(error))})."
+            ) from error
+        claimed = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(module).values())
+        held = sum(file.stat().st_size for file in folder.glob("*") if file.is_file())
+        if claimed > LARGER * held + LEAST_BYTES:
+            raise CheckpointError(
+                f"{path} is damaged: it names a network of {said(claimed)} of weights, and {folder} holds "
+                f"{said(held)}."
+            )
 
     @property
     def is_calibrated(self) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.arrays_on_disk import read_arrays
 from polymode.errors import InputError, require
 
 ARRAY_NAMES = (("x", "y"), ("inputs", "targets"))
@@ -15,9 +16,8 @@ ARRAY_NAMES = (("x", "y"), ("inputs", "targets"))
 def npz_arrays(path: Path) -> dict[str, np.ndarray]:
     """All arrays of an NPZ file, none of them pickled."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except Exception as error:  # zip, header and pickle errors are of many classes
+        return read_arrays(path)
+    except (InputError, OSError) as error:
         raise InputError(
             f"{path} cannot be read as arrays ({error}). Save it with numpy.savez(path, x=..., y=...) from "
             "arrays of numbers."
@@ -98,8 +98,8 @@ def npz_targets(array: np.ndarray, name: str, path: Path) -> np.ndarray:
 
 
 def _check_finite(finite: np.ndarray, name: str, path: Path) -> None:
-    require(
-        bool(finite.all()),
-        f"{name} of {path} has {int((~finite).sum())} rows with NaN or infinite values, the first in row "
-        f"{int(np.argmin(finite)) + 1}. Fill them in, or remove those rows.",
-    )
+    if not finite.all():
+        raise InputError(
+            f"{name} of {path} has {int((~finite).sum())} rows with NaN or infinite values, the first in row "
+            f"{int(np.argmin(finite)) + 1}. Fill them in, or remove those rows."
+        )

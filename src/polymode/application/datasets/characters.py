@@ -17,6 +17,7 @@ from polymode.application.datasets.tables import share_of
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, training_parts
 from polymode.errors import InputError, require, require_whole, unknown_name
+from polymode.sizes import check_archive
 
 DOWNLOADS = (
     Download(
@@ -137,9 +138,10 @@ def _read_enwik8(path: Path) -> np.ndarray:
     if not path.is_file():
         raise missing_file(path, "enwik8", DOWNLOADS[0].url)
     try:
+        check_archive(path)
         with zipfile.ZipFile(path) as archive:
             content = archive.read("enwik8")
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError) as error:
+    except (InputError, zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, RuntimeError) as error:
         raise InputError(
             f"{path} is not a whole archive of enwik8 ({error}). Delete it and run `polymode data fetch "
             "enwik8`."

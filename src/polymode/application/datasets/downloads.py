@@ -21,12 +21,14 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from polymode.errors import InputError, require
+from polymode.sizes import MOST_FROM_A_BYTE, said
 
 Progress = Callable[[int, int | None], None]
 
 ALGORITHMS = ("md5", "sha256")
 TIMEOUT_SECONDS = 30.0
 BLOCK_BYTES = 2**18
+MOST_BYTES = 2**35  # of a download
 
 
 def data_folder() -> Path:
@@ -125,8 +127,14 @@ def _received(download: Download, target: Path) -> Iterator[tuple[bytes, int | N
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
             stated = response.headers.get("Content-Length")
             total = int(stated) if stated and stated.isdigit() else None
+            _check_room(total or 0, target.parent, download.address)
             while block := response.read(BLOCK_BYTES):
                 done += len(block)
+                require(
+                    done <= MOST_BYTES,
+                    f"{download.address} sends more than {said(MOST_BYTES)}, as no data set does; it was not "
+                    f"kept. Place the right file as {target}.",
+                )
                 yield block, total
     except urllib.error.HTTPError as error:
         error.close()  # it holds the connection
@@ -137,6 +145,16 @@ def _received(download: Download, target: Path) -> Iterator[tuple[bytes, int | N
         raise _not_fetched(download, target, str(error) or type(error).__name__) from error
     if total is not None and done != total:
         raise _not_fetched(download, target, f"cut off after {done} of {total} bytes")
+
+
+def _check_room(needed: int, folder: Path, what: str) -> None:
+    """Raise where a disk has less room than is needed, before any of it is taken."""
+    free = shutil.disk_usage(folder).free
+    require(
+        needed <= free,
+        f"{what} needs {said(needed)}, and the disk of {folder} has {said(free)} left. Free some space, or "
+        "set POLYMODE_DATA to another folder.",
+    )
 
 
 def _not_fetched(download: Download, target: Path, reason: str) -> InputError:
@@ -186,9 +204,17 @@ def extract(archive: Path | str, folder: Path | str) -> None:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
+    unpacked, most = 0, MOST_FROM_A_BYTE * archive.stat().st_size
     try:
         with tarfile.open(archive, "r:gz" if archive.suffix == ".gz" else "r:") as tar:
             for member in tar:
+                unpacked += member.size
+                require(
+                    unpacked <= most,
+                    f"{archive} was refused: it claims more than {said(most)} in a file of "
+                    f"{said(archive.stat().st_size)}, which no archive holds. Download it again.",
+                )
+                _check_room(member.size, folder, f"{member.name!r} of {archive}")
                 if _leads_outside(member.name) and member.name not in (".", "./"):
                     raise InputError(
                         f"{archive} was refused: its entry {member.name!r} leads outside the folder. "

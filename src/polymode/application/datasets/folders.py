@@ -1,5 +1,7 @@
 """Folders of images of the user's own: one subfolder a class."""
 
+import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,9 @@ from polymode.application.datasets.tables import share_of
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, standardised, training_parts
 from polymode.errors import InputError, require, unknown_name
+from polymode.sizes import check_memory, said
 
+MOST_PIXELS = 2**26  # of an image: a file of some kilobytes may claim billions
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 
 
@@ -112,7 +116,18 @@ def _read_pixels(files: Sequence[Path], preprocessing: Preprocessing) -> np.ndar
         "image files.",
     )
     channels, height, width = preprocessing.image_shape
-    return np.stack([_pixels(_opened(file), channels == 1, (height, width)) for file in files])
+    return _stacked(files, channels == 1, (height, width))
+
+
+def _stacked(files: Sequence[Path], grey: bool, size: tuple[int, int]) -> np.ndarray:
+    """Bytes [N, C, H, W] of image files, decoded one at a time."""
+    shape = (len(files), 1 if grey else 3, *size)
+    # A byte a pixel, and the four of the number that it becomes.
+    check_memory(5 * math.prod(shape), f"{len(files):,} images of {size[1]}×{size[0]} pixels")
+    pixels = np.empty(shape, np.uint8)
+    for place, file in zip(pixels, files, strict=True):
+        place[:] = _pixels(_opened(file), grey, size)
+    return pixels
 
 
 def _folder_task(
@@ -122,14 +137,11 @@ def _folder_task(
     image_size: int | Sequence[int] | None,
     batch_size: int,
 ) -> Task:
-    images = {part: [_opened(file) for file in folder.files] for part, folder in parts.items()}
-    together = [image for some in images.values() for image in some]
     files = [file for folder in parts.values() for file in folder.files]
-    size = _common_size(together, files) if image_size is None else _size(image_size)
-    grey = all(image.mode in ("1", "L", "LA") for image in together)
-    raw = {
-        part: _raw(np.stack([_pixels(image, grey, size) for image in some])) for part, some in images.items()
-    }
+    headers = [_header(file) for file in files]
+    size = _common_size(headers, files) if image_size is None else _size(image_size)
+    grey = all(header.mode in ("1", "L", "LA") for header in headers)
+    raw = {part: _raw(_stacked(folder.files, grey, size)) for part, folder in parts.items()}
     ready, shift, scale = standardised(raw["train"], *list(raw.values())[1:], per_channel=True)
     data = {
         part: ArrayData(inputs, parts[part].labels, batch_size=batch_size)
@@ -242,16 +254,39 @@ def _chosen(folder: _Folder, rows: Tensor) -> _Folder:
     return _Folder([folder.files[row] for row in rows.tolist()], folder.labels[rows])
 
 
-def _opened(path: Path) -> Any:
-    """The decoded image of a file."""
+@dataclass(frozen=True)
+class _Header:
+    """What an image file says of itself before it is decoded: width and height, and the kind of pixels."""
+
+    size: tuple[int, int]
+    mode: str
+
+
+def _header(path: Path) -> _Header:
+    image = _opened(path, decode=False)
+    return _Header(image.size, image.mode)
+
+
+def _opened(path: Path, *, decode: bool = True) -> Any:
+    """The image of a file; decode: its pixels, too, and not only what it says of itself."""
     try:
         from PIL import Image
     except ImportError:
         raise InputError("Reading images needs pillow: pip install 'polymode[data]'.") from None
     require(path.is_file(), f"There is no image {path.absolute()}. Check its path.")
     try:
-        with Image.open(path) as image:
-            image.load()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # refused below, at a lower bound
+            image = Image.open(path)
+        with image:
+            width, height = image.size
+            require(
+                width * height <= MOST_PIXELS,
+                f"it claims {width:,}×{height:,} pixels in a file of {said(path.stat().st_size)}, at most "
+                f"{MOST_PIXELS:,} are read",
+            )
+            if decode:
+                image.load()
     except Exception as error:  # damaged images raise errors of every class
         raise InputError(
             f"The image {path} cannot be read ({error}). Replace it, or take it out of the folder."

@@ -2,6 +2,8 @@
 
 import re
 import warnings
+import xml.parsers.expat
+import zipfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +13,13 @@ import numpy as np
 
 from polymode.data.encoding import number_of, pandas
 from polymode.errors import InputError, require, shortened, unknown_name
+from polymode.sizes import check_archive, check_memory
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".parquet", ".feather", ".xlsx")
 
 
+_CELL = re.compile(r"([A-Za-z]{1,4})(\d{1,12})")
 _NAMELESS = re.compile(r"Unnamed: \d+")
 
 
@@ -77,6 +81,7 @@ def _read_text(path: Path, separator: str | None, decimal: str | None, encoding:
         numbers = {} if decimal is None else {"decimal": decimal}
         if thousands not in (None, separator):
             numbers["thousands"] = thousands
+        _check_cells(*_lines_and_columns(path, separator, encoding), str(path))
         # Blank lines are read and dropped, so that row numbers stay line numbers.
         with warnings.catch_warnings():
             warnings.simplefilter("error", package.errors.ParserWarning)  # fewer names than columns
@@ -119,6 +124,36 @@ def _read_text(path: Path, separator: str | None, decimal: str | None, encoding:
     _check_header(list(frame.columns), path, separator)
     check_different([name for name in header.iloc[0] if name], str(path))
     return _without_empty(frame)
+
+
+# Columns of a table; each is looked at by itself, so that more would take for ever.
+MOST_COLUMNS = 100_000
+CELL_BYTES = 8  # of memory, of the smallest cell of a frame
+# What a byte of XML takes in memory as cells of a spreadsheet that is being read.
+XML_TIMES = 8
+
+
+def _check_cells(num_rows: int, num_columns: int, what: str) -> None:
+    """Raise where a frame of this size is refused: cells that a file leaves out take memory, too."""
+    require(
+        num_columns <= MOST_COLUMNS,
+        f"{what} has {num_columns:,} columns; at most {MOST_COLUMNS:,} can be read. Give fewer, or arrays "
+        "(.npz).",
+    )
+    check_memory(
+        CELL_BYTES * num_rows * num_columns, f"{what}, {num_rows:,} rows by {num_columns:,} columns,"
+    )
+
+
+def _lines_and_columns(path: Path, separator: str, encoding: str) -> tuple[int, int]:
+    """How many lines a text file has, and how many cells its first one, at most."""
+    with path.open(encoding=encoding, errors="replace") as file:
+        columns = 1 + file.readline().count(separator)
+    ends = 0
+    with path.open("rb") as file:
+        while block := file.read(2**24):
+            ends += max(block.count(b"\n"), block.count(b"\r"))
+    return ends + 1, columns
 
 
 def _without_empty(frame: Any) -> Any:
@@ -166,12 +201,18 @@ def _read_excel(path: Path, sheet: str | int) -> Any:
         f"sheet={sheet!r} must be the name of a sheet, or its number counted from 0.",
     )
     try:
+        import openpyxl  # noqa: F401  # before anything is looked at
+    except ImportError:
+        raise InputError("Reading Excel files needs openpyxl: pip install 'polymode[data]'.") from None
+    try:
+        check_archive(path, times=XML_TIMES)
+        _check_sheets(path)
         with pandas().ExcelFile(path, engine="openpyxl") as file:
             frame = pandas().read_excel(file, sheet_name=sheet)
             header = pandas().read_excel(file, sheet_name=sheet, header=None, nrows=1)
-    except ImportError:
-        raise InputError("Reading Excel files needs openpyxl: pip install 'polymode[data]'.") from None
-    except Exception as error:  # archives, documents and cells fail in errors of many classes
+    except InputError:
+        raise
+    except Exception as error:  # archives, documents and cells fail in errors of every class
         reason = shortened(" ".join(str(error).split()))
         raise InputError(f"{path} cannot be read as Excel, sheet {sheet!r} ({reason}).") from error
     frame.columns = frame.columns.map(str)
@@ -181,22 +222,77 @@ def _read_excel(path: Path, sheet: str | int) -> Any:
     return _without_empty(frame)
 
 
+def _check_sheets(path: Path) -> None:
+    """Raise for sheets whose last row and column make too large a table, however few cells it has."""
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if name.startswith("xl/worksheets/") and name.endswith(".xml"):
+                with archive.open(name) as file:
+                    _check_cells(*_extent_of(file), f"{path} ({name})")
+
+
+def _extent_of(file: Any) -> tuple[int, int]:
+    """The last row and the last column that the cells of a sheet lie in."""
+    last = [1, 1]
+
+    def begins(tag: str, attributes: dict[str, str]) -> None:
+        place = attributes.get("r", "")
+        kind = tag.rpartition(":")[2]
+        if kind == "row" and place.isdigit():
+            last[0] = max(last[0], int(place[:12]))
+        elif kind == "c" and (found := _CELL.fullmatch(place)):
+            last[0], last[1] = max(last[0], int(found[2])), max(last[1], _number_of_column(found[1]))
+
+    def declares(*names: object) -> None:
+        raise InputError("A sheet that defines words of its own is not read: save it again.")
+
+    parser = xml.parsers.expat.ParserCreate()
+    parser.StartElementHandler, parser.StartDoctypeDeclHandler = begins, declares
+    parser.ParseFile(file)
+    return last[0], last[1]
+
+
+def _number_of_column(letters: str) -> int:
+    number = 0
+    for letter in letters.upper():
+        number = 26 * number + ord(letter) - ord("A") + 1
+    return number
+
+
 def _read_arrow(path: Path) -> Any:
     try:
-        import pyarrow
+        import pyarrow  # noqa: F401  # before anything is looked at
     except ImportError:
         raise InputError("Reading Parquet and Feather needs pyarrow: pip install 'polymode[data]'.") from None
     is_parquet = path.suffix.lower() == ".parquet"
     read = pandas().read_parquet if is_parquet else pandas().read_feather
     try:
+        _check_cells(*(_extent_of_parquet(path) if is_parquet else _extent_of_feather(path)), str(path))
         frame = read(path)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # what pandas writes beside the columns may be damaged, too
         kind = "Parquet" if is_parquet else "Feather"
         reason = shortened(" ".join(str(error).split()))
         raise InputError(f"{path} cannot be read as {kind} ({reason}). Write it again.") from error
     frame.columns = frame.columns.map(str)
     check_different(list(frame.columns), str(path))
     return frame.reset_index(drop=True)
+
+
+def _extent_of_parquet(path: Path) -> tuple[int, int]:
+    from pyarrow import parquet
+
+    about = parquet.read_metadata(path)
+    return about.num_rows, about.num_columns
+
+
+def _extent_of_feather(path: Path) -> tuple[int, int]:
+    """From a table that stays on disk: what is not packed takes no memory."""
+    from pyarrow import feather
+
+    table = feather.read_table(path, memory_map=True)
+    return table.num_rows, table.num_columns
 
 
 def _with_rows(frame: Any, what: str) -> Any:

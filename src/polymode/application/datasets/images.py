@@ -4,7 +4,9 @@ Raw pixels lie in [0, 1]; ``Preprocessing`` standardises them per channel.
 """
 
 import gzip
-import pickle
+import io
+import math
+import struct
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polymode.application.datasets.cifar_files import read_dictionary
 from polymode.application.datasets.downloads import Download, missing_file
 from polymode.data.augmentation import Augmentation, RandomCrop, RandomFlip
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, training_parts
 from polymode.errors import InputError, unknown_name
+from polymode.sizes import MOST_FROM_A_BYTE, check_memory, read_packed, said
 
 CIFAR10_DOWNLOADS = (
     Download(
@@ -289,51 +293,27 @@ def damaged(path: Path, reason: object) -> InputError:
 # CIFAR: pickles of Python 2.
 
 
-class _OnlyArrays(pickle.Unpickler):
-    """Reads pickles of NumPy arrays and plain values; anything else could run code and is refused."""
-
-    def find_class(self, module_name: str, global_name: str, /) -> Any:
-        if (module_name, global_name) == ("numpy", "ndarray"):
-            return np.ndarray
-        if (module_name, global_name) == ("numpy", "dtype"):
-            return np.dtype
-        if global_name == "_reconstruct" and module_name in (
-            "numpy.core.multiarray",
-            "numpy._core.multiarray",
-        ):
-            # Found through an array, as the module that holds it differs between versions of NumPy.
-            return np.zeros(0).__reduce__()[0]
-        if (module_name, global_name) == ("_codecs", "encode"):
-            return super().find_class(module_name, global_name)
-        raise InputError(
-            f"it refers to {module_name}.{global_name}, which the official files do not, and was not read"
-        )
-
-
-def _unpickled(path: Path) -> dict[str, Any]:
+def _dictionary(path: Path) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
-            content = _OnlyArrays(file, encoding="latin1").load()
-    except Exception as error:  # damaged pickles raise errors of every class
+        return read_dictionary(path)
+    except Exception as error:  # damaged files raise errors of every class
         raise damaged(path, error or type(error).__name__) from error
-    if not isinstance(content, dict):
-        raise damaged(path, f"it holds a {type(content).__name__}, not a dictionary")
-    return content
 
 
 def _cifar_names(path: Path, entry: str) -> tuple[str, ...]:
-    names = _unpickled(path).get(entry)
-    if not isinstance(names, list) or not names:
-        raise damaged(path, f"it has no list {entry!r}")
-    return tuple(map(str, names))
+    names = _dictionary(path).get(entry)
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise damaged(path, f"it has no list {entry!r} of names")
+    return tuple(names)
 
 
 def _cifar_batch(path: Path, entry: str, num_classes: int) -> Labelled:
-    content = _unpickled(path)
+    content = _dictionary(path)
     data, labels = content.get("data"), content.get(entry)
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != 3072:
+    if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != 3072:
         raise damaged(path, "its 'data' is not an array of bytes [N, 3072]")
-    if not isinstance(labels, list) or len(labels) != len(data):
+    labels = labels if isinstance(labels, list) else []
+    if len(labels) != len(data) or not all(type(label) is int for label in labels):
         raise damaged(path, f"its {entry!r} is not a list of {len(data)} labels")
     return data.reshape(-1, 3, 32, 32), checked_labels(np.asarray(labels), num_classes, path)
 
@@ -362,21 +342,46 @@ def _idx_pair(image_file: Path, label_file: Path) -> Labelled:
 
 
 def _idx_array(path: Path, num_axes: int) -> np.ndarray:
+    magic, length = bytes([0, 0, 8, num_axes]), 4 + 4 * num_axes
     try:
-        content = gzip.decompress(path.read_bytes())
+        with gzip.open(path) as file:
+            header = file.read(length)
+            if header[:4] != magic or len(header) < length:
+                raise damaged(path, f"it starts with {header[:4].hex()}, expected was {magic.hex()}")
+            shape = np.frombuffer(header, ">u4", num_axes, offset=4).tolist()
+            content = read_packed(file, math.prod(shape), path)
+            if file.read(1):
+                raise damaged(path, f"it holds more than the {len(content)} bytes of an array {shape}")
     except (OSError, EOFError, zlib.error) as error:
         raise damaged(path, error) from error
-    magic, header = bytes([0, 0, 8, num_axes]), 4 + 4 * num_axes
-    if content[:4] != magic or len(content) < header:
-        raise damaged(path, f"it starts with {content[:4].hex()}, expected was {magic.hex()}")
-    shape = np.frombuffer(content, ">u4", num_axes, offset=4).tolist()
-    if len(content) - header != int(np.prod(shape, dtype=np.int64)):
-        raise damaged(path, f"it holds {len(content) - header} bytes for an array {shape}")
     # A copy, as torch wants arrays that can be written to.
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape).copy()
+    return np.frombuffer(content, np.uint8).reshape(shape).copy()
 
 
-# SVHN: Matlab files.
+# SVHN: Matlab files. After 128 bytes come elements: a type, a size and so many bytes; packed ones, of type
+# 15, hold an element each.
+
+
+def _unpacked_matlab(path: Path) -> bytes:
+    """The file with its elements unpacked, each no further than it claims to reach."""
+    parts, real = [], path.stat().st_size
+    with path.open("rb") as file:
+        parts.append(file.read(128))
+        if parts[0][126:] != b"IM":
+            raise damaged(path, "it does not begin as a Matlab file of this format")
+        while len(tag := file.read(8)) == 8:
+            kind, size = struct.unpack("<II", tag)
+            content = file.read(min(size, real))
+            if kind == 15:
+                unpacker = zlib.decompressobj()
+                tag = unpacker.decompress(content, 8)
+                claimed = struct.unpack("<II", tag)[1]
+                if claimed > MOST_FROM_A_BYTE * len(content):
+                    raise damaged(path, f"it claims {said(claimed)} in {said(len(content))}")
+                check_memory(3 * claimed, f"Unpacking {path} ({said(real)}, which claims {said(claimed)})")
+                content = unpacker.decompress(unpacker.unconsumed_tail, claimed)
+            parts += [tag, content]
+    return b"".join(parts)
 
 
 def _svhn_part(path: Path) -> Labelled:
@@ -385,8 +390,10 @@ def _svhn_part(path: Path) -> Labelled:
     except ImportError:
         raise InputError("Reading SVHN needs scipy: pip install 'polymode[data]'.") from None
     try:
-        content = loadmat(path)
+        content = loadmat(io.BytesIO(_unpacked_matlab(path)), variable_names=("X", "y"))
         images, labels = content["X"], content["y"].reshape(-1)
+    except InputError:
+        raise
     except Exception as error:  # damaged Matlab files raise errors of every class
         raise damaged(path, f"{type(error).__name__}: {error}") from error
     if images.ndim != 4 or images.shape[2] != 3 or images.shape[3] != len(labels) or images.dtype != np.uint8:

@@ -21,6 +21,7 @@ from polymode.application.datasets.downloads import Download, missing_file, whol
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, training_parts
 from polymode.errors import InputError, require, require_whole
+from polymode.sizes import check_memory
 
 DOWNLOADS = (
     Download(
@@ -32,6 +33,7 @@ DOWNLOADS = (
 FILES = ("imdb/train.jsonl.gz", "imdb/test.jsonl.gz")
 LABELS = {"neg": 0, "pos": 1}
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+MOST_CHARACTERS = 2**24  # of a review
 WORD = re.compile(r"[a-z0-9']+")
 
 Reviews = tuple[list[str], Tensor]
@@ -92,10 +94,19 @@ def read_reviews(folder: Path | str, part: str) -> Reviews:
     path = Path(folder) / "imdb" / f"{part}.jsonl.gz"
     if not path.is_file():
         raise missing_file(path, "imdb", DOWNLOADS[0].url)
-    texts, labels = [], []
+    texts, labels, taken = [], [], 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
-            for line in file:
+            while line := file.readline(MOST_CHARACTERS):
+                require(
+                    len(line) < MOST_CHARACTERS,
+                    f"Line {len(labels) + 1} of {path} has more than {MOST_CHARACTERS:,} characters, as no "
+                    "review has. Delete the file and run `polymode data fetch imdb`.",
+                )
+                taken += len(line)
+                if taken > MOST_CHARACTERS:
+                    check_memory(taken, f"Reading {path} up to line {len(labels) + 1}")
+                    taken = 0
                 review = json.loads(line)
                 texts.append(review["text"])
                 labels.append((0, 1).index(review["label"]))
@@ -103,7 +114,9 @@ def read_reviews(folder: Path | str, part: str) -> Reviews:
         raise InputError(
             f"{path} is damaged ({error}). Delete it and run `polymode data fetch imdb`."
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f'Line {len(labels) + 1} of {path} is not a review {{"text": ..., "label": 0 or 1}} ({error}). '
             "Delete the file and run `polymode data fetch imdb`."
@@ -126,6 +139,11 @@ def convert_archive(archive: Path | str, folder: Path | str) -> None:
             for member in tar:
                 place = PurePosixPath(member.name).parts[-3:]
                 if member.isfile() and place[:2] in reviews and place[-1].endswith(".txt"):
+                    require(
+                        member.size < MOST_CHARACTERS,
+                        f"{archive} was refused: {member.name!r} claims {member.size:,} bytes, as no review "
+                        "has. Download it again.",
+                    )
                     content = tar.extractfile(member)
                     assert content is not None  # a regular file has content
                     reviews[place[0], place[1]][place[2].partition("_")[0]] = content.read().decode("utf-8")

@@ -6,8 +6,10 @@ import numpy as np
 
 from polymode.application.datasets.downloads import Download
 from polymode.application.datasets.images import Labelled, check_files, checked_labels, damaged, image_task
+from polymode.arrays_on_disk import read_arrays
 from polymode.data.augmentation import RandomCrop, RandomFlip
 from polymode.data.task import Task
+from polymode.errors import InputError
 
 DOWNLOADS = (
     Download(
@@ -62,10 +64,10 @@ def dermamnist(
 def _parts(path: Path) -> list[Labelled]:
     """The images and labels to train, to validate and to test on."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = [(file[f"{part}_images"], file[f"{part}_labels"]) for part in ("train", "val", "test")]
-    except Exception as error:  # damaged archives raise errors of every class
-        raise damaged(path, error or type(error).__name__) from error
+        found = read_arrays(path)
+        arrays = [(found[f"{part}_images"], found[f"{part}_labels"]) for part in ("train", "val", "test")]
+    except (InputError, KeyError) as error:
+        raise damaged(path, error) from error
     for images, labels in arrays:
         if images.dtype != np.uint8 or images.shape[1:] != (28, 28, 3) or labels.shape != (len(images), 1):
             raise damaged(path, f"it holds images {list(images.shape)} and labels {list(labels.shape)}")

@@ -137,6 +137,11 @@ def _check_data(key: str, saved: dict[str, Any], given: dict[str, Any], where: s
 
 def check_signature(saved: dict[str, Any], given: dict[str, Any], where: str) -> None:
     """Raise when a file was written by a run of another kind, naming the first difference."""
+    with well_formed(where):
+        _compare_signatures(saved, given, where)
+
+
+def _compare_signatures(saved: dict[str, Any], given: dict[str, Any], where: str) -> None:
     for key in sorted((given.keys() | saved.keys()) - {"sizes"}):  # they only explain the data
         if key in DATA_KEYS:
             _check_data(key, saved, given, where)

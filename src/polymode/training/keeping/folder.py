@@ -125,7 +125,12 @@ class RunFolder:
     def posteriors(self) -> Iterator[Path]:
         """The folders of the finished posteriors, one a data set."""
         path = self.path / MANIFEST
-        for name in entry(read_document(path, "run"), "posteriors", list, path):
+        names, expected = entry(read_document(path, "run"), "posteriors", list, path), self.signature["data"]
+        if len(names) != len(expected):
+            raise CheckpointError(
+                f"{path} is damaged: it names {len(names)} posteriors of {len(expected)} data sets."
+            )
+        for name in names:
             yield inside(self.path, name)
 
     def began(self, record: dict[str, Any], event: str, **content: Any) -> None:

@@ -105,7 +105,8 @@ class History:
         columns = {name: column.tolist() for name, column in part["columns"].items()}
         for index, kind in enumerate(part["kind"].tolist()):
             phase, *names = part["kinds"][kind]
-            self._add(phase, {name: columns[name][index] for name in names})
+            row = {name: columns[name][index] for name in ["epoch", "loss", *names]}
+            self._add(str(phase), row)
 
     def _path(self, number: int) -> Path:
         if self.folder is None:

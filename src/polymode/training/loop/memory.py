@@ -1,16 +1,14 @@
 """How much memory there is for what a run wants to hold at once."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from polymode.data import ArrayData, Data
 from polymode.errors import InputError
+from polymode.sizes import free_memory
 from polymode.training.contract.state import State
 from polymode.trees import Tree, leaves
-
-MEMORY_INFO = Path("/proc/meminfo")
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -18,11 +16,7 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    try:
-        lines = MEMORY_INFO.read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
+    return free_memory()
 
 
 def bytes_of_a_chain(state: State, sources: Sequence[Data]) -> int:

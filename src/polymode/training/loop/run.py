@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from polymode.errors import CheckpointError, NonFiniteLoss
+from polymode.errors import CheckpointError, NonFiniteLoss, require_whole, unknown_name
+from polymode.networks.members import BACKENDS
 from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.network import Network
 from polymode.storage import well_formed
@@ -197,7 +198,12 @@ class Run:
     def _restore(self, content: dict[str, Any]) -> None:
         """Take up the content of a checkpoint, as often as it is called."""
         with well_formed("The checkpoint"):
-            self.record, self.seconds = content["record"], content["seconds"]
+            self.record, self.seconds = content["record"], float(content["seconds"])
+            for key in ("backend", "prediction_backend"):
+                if self.record[key] not in BACKENDS:
+                    raise unknown_name(f"{key} of the checkpoint", self.record[key], BACKENDS)
+            if self.record["threads"] is not None:
+                require_whole("threads of the checkpoint", self.record["threads"])
             execution = Execution(
                 self.request.device,
                 self.record["backend"],

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,13 @@ class Position:
     def number(self) -> int:
         """A number that grows with every step."""
         return self.epochs_done * 1_000_000 + self.step
+
+    def check(self, num_phases: int) -> None:
+        """Raise a ``ValueError`` where a file has put what is no place of a run."""
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if type(value) is not each.type or value < 0 or self.phase > num_phases:
+                raise ValueError(f"{each.name} of the position is {value!r}")
 
 
 class Training:
@@ -235,12 +242,13 @@ class Training:
     def take_up(self, content: dict[str, Any]) -> None:
         """Go on from what ``content`` gave; where that does not suffice, it may be half taken up."""
         self.position = Position(**content["position"])
+        self.position.check(len(self.phases))
         self.state.optimizers = {}
         if self.position.entered:
             phase = self.phases[self.position.phase]
             self._build_optimizers(phase)
         self.state.restore(content["state"])
-        losses, self.rate = content["losses"], content["rate"]
+        losses, self.rate = content["losses"], float(content["rate"])
         self.losses = [] if losses is None else list(losses.to(self.problem.execution.device))
         self.history = History.of_content(content["history"], self.history.folder)
 

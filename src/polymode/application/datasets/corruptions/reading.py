@@ -10,6 +10,7 @@ from polymode.application.datasets.corruptions.making import check_corruption, c
 from polymode.application.datasets.corruptions.severities import NUM_SEVERITIES
 from polymode.application.datasets.folders import labelled_pixels
 from polymode.application.datasets.images import Labelled, checked_labels, damaged
+from polymode.arrays_on_disk import read_array
 from polymode.data.task import Preprocessing
 from polymode.errors import InputError, require
 
@@ -118,6 +119,6 @@ def image_bytes(inputs: Tensor, ready: Preprocessing) -> np.ndarray:
 def _array(path: Path) -> np.ndarray:
     """An array that stays on disk: one severity of it is read."""
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        return read_array(path, stays_on_disk=True)
+    except (InputError, OSError) as error:
         raise damaged(path, error) from error

@@ -248,29 +248,37 @@ class Posterior(ABC):
         quantiles: Sequence[float] = (),
         batch_size: int | None = None,
         average: Averaged = "predictions",
+        first_example: int = 0,
     ) -> Predictive:
         """Stream over the members and return what they say together.
 
         inputs: a tree of tensors [N, ...]. quantiles: levels of the mixture's distribution function
         to invert (likelihoods of numbers); this replays the draws once per chunk of points. average: what
-        the mean over members is taken of; "outputs" takes that of logits.
+        the mean over members is taken of; "outputs" takes that of logits. first_example: points that were
+        predicted before these, where all come in parts; draws are those of all if the generator is.
         """
         require(length(inputs := as_tree(inputs)) > 0, "There are no points to predict.")
         check_finite(match_precision(self.network.dtype, inputs))  # as the network will see them
         state = None if generator is None else generator.get_state()
         predictive = None
-        if self.network.backend == "compiled" and average == "predictions" and num_draws is None:
+        plain = average == "predictions" and num_draws is None and first_example == 0
+        if self.network.backend == "compiled" and plain:
             predictive = self._compiled_prediction(inputs, self._rows_at_once(batch_size))
         if predictive is None:
             accumulator = self.network.likelihood.accumulator(length(inputs))
             for rows, outputs, weights in self.outputs(
-                inputs, num_draws, generator, batch_size=batch_size, average=average
+                inputs,
+                num_draws,
+                generator,
+                batch_size=batch_size,
+                first_example=first_example,
+                average=average,
             ):
                 accumulator.update(outputs, weights, rows)
             predictive = accumulator.result()
         if not quantiles:
             return predictive
-        found = self._quantiles(inputs, num_draws, generator, state, quantiles, average)
+        found = self._quantiles(inputs, num_draws, generator, state, quantiles, average, first_example)
         return predictive.with_quantiles(found)
 
     def _compiled_prediction(self, inputs: Tree, batch_size: int) -> Predictive | None:
@@ -304,9 +312,12 @@ class Posterior(ABC):
         state: Tensor | None,
         levels: Sequence[float],
         average: Averaged,
+        first_example: int,
     ) -> dict[float, Tensor]:
         chunks = []
-        for _, outputs, weights in self.by_points(inputs, num_draws, generator, state, average=average):
+        for _, outputs, weights in self.by_points(
+            inputs, num_draws, generator, state, average=average, first_example=first_example
+        ):
             chunks.append(self.network.likelihood.quantiles(outputs, weights, levels))
         values = torch.cat(chunks, 1).to(next(leaves(outputs)).dtype)  # pyright: ignore
         return dict(zip(levels, values, strict=True))
@@ -320,6 +331,7 @@ class Posterior(ABC):
         *,
         batch_size: int | None = None,
         average: Averaged = "predictions",
+        first_example: int = 0,
     ) -> Iterator[tuple[slice, Tree, Tensor]]:
         """Yield (rows, outputs [M, b, ...] of *all* members, weights [M]) for chunks of points.
 
@@ -340,7 +352,12 @@ class Posterior(ABC):
             draws = _copy(generator, state)
             blocks: list[list[tuple[Tree, Tensor]]] = []  # of members; each a list over batches of points
             for batch, outputs, weights in self.outputs(
-                part, num_draws, draws, batch_size=batch_size, first_example=start, average=average
+                part,
+                num_draws,
+                draws,
+                batch_size=batch_size,
+                first_example=first_example + start,
+                average=average,
             ):
                 if batch.start == 0:
                     blocks.append([])
@@ -419,6 +436,10 @@ class Posterior(ABC):
 
     def in_memory(self) -> Self:
         """The same, with everything that is still in files read."""
+        return self
+
+    def held(self) -> Self:
+        """The same, to predict with again and again: what is in files is read now if it fits into a block."""
         return self
 
     def read_from(self, folder: Path) -> Self:

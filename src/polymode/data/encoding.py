@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import date
+from datetime import date, datetime
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -428,6 +428,13 @@ class UnreadableCells:
         return said
 
 
+def unreadable_cells(columns: Sequence[Column], frame: Any) -> list[str]:
+    """What to say of the cells of a whole table that are not of their column's kind."""
+    cells = UnreadableCells(columns)
+    cells.add(frame)
+    return cells.remarks()
+
+
 def encoded(columns: Sequence[Column], frame: Any) -> np.ndarray:
     """All numbers [N, D] of a frame, column after column."""
     parts = [column.encode(frame[column.name]) for column in columns]
@@ -680,6 +687,17 @@ def as_dates(values: Any, day_first: bool) -> Any:
     """A series as dates without time zones, NaT where there is none."""
     package = pandas()
     if not isinstance(values.dtype, np.dtype | package.DatetimeTZDtype) or values.dtype.kind != "M":
+        known = np.zeros(len(values), dtype=bool)
+        if (
+            values.dtype == object
+        ):  # dates beside text are not read again: as text, 2020-03-01 may be in January
+            known = np.array([isinstance(value, datetime) for value in values], dtype=bool)
+            known &= values.notna().to_numpy()
+        if known.any():
+            dates = as_dates(values.mask(known), day_first)
+            there = package.to_datetime(values[known], utc=True).dt.tz_convert(None)
+            dates[known] = there.astype("datetime64[us]")
+            return dates
         texts, gaps = as_texts(values)
         codes, distinct = package.factorize(texts)
         # A time alone would be one of today, and another one tomorrow.

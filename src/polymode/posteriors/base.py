@@ -264,22 +264,34 @@ class Posterior(ABC):
         plain = average == "predictions" and num_draws is None and first_example == 0
         if self.network.backend == "compiled" and plain:
             predictive = self._compiled_prediction(inputs, self._rows_at_once(batch_size))
+        parts = {"average": average, "first_example": first_example, "batch_size": batch_size}
+        draws_again = generator is None or (self.num_members is not None and num_draws is None)
+        if predictive is None and quantiles and draws_again:
+            return self._with_quantiles(inputs, num_draws, quantiles, parts)
         if predictive is None:
             accumulator = self.network.likelihood.accumulator(length(inputs))
-            for rows, outputs, weights in self.outputs(
-                inputs,
-                num_draws,
-                generator,
-                batch_size=batch_size,
-                first_example=first_example,
-                average=average,
-            ):
+            for rows, outputs, weights in self.outputs(inputs, num_draws, generator, **parts):
                 accumulator.update(outputs, weights, rows)
             predictive = accumulator.result()
         if not quantiles:
             return predictive
-        found = self._quantiles(inputs, num_draws, generator, state, quantiles, average, first_example)
-        return predictive.with_quantiles(found)
+        found = [
+            self.network.likelihood.quantiles(outputs, weights, quantiles).to(next(leaves(outputs)).dtype)
+            for _, outputs, weights in self.by_points(inputs, num_draws, generator, state, **parts)
+        ]
+        return predictive.with_quantiles(dict(zip(quantiles, torch.cat(found, 1), strict=True)))
+
+    def _with_quantiles(
+        self, inputs: Tree, num_draws: int | None, levels: Sequence[float], parts: Mapping[str, Any]
+    ) -> Predictive:
+        """A prediction and its quantiles, for which the outputs of all members are at hand anyway."""
+        likelihood = self.network.likelihood
+        accumulator, found = likelihood.accumulator(length(inputs)), []
+        for rows, outputs, weights in self.by_points(inputs, num_draws, **parts):
+            accumulator.update(outputs, weights, rows)
+            values = likelihood.quantiles(outputs, weights, levels)
+            found.append(values.to(next(leaves(outputs)).dtype))
+        return accumulator.result().with_quantiles(dict(zip(levels, torch.cat(found, 1), strict=True)))
 
     def _compiled_prediction(self, inputs: Tree, batch_size: int) -> Predictive | None:
         """A whole prediction as one graph, where all members run side by side on all points at once."""
@@ -303,24 +315,6 @@ class Posterior(ABC):
         return compiled_prediction(
             network, predict, (block.stacked, block.shared, inputs, block.log_weights.exp())
         )
-
-    def _quantiles(
-        self,
-        inputs: Tree,
-        num_draws: int | None,
-        generator: torch.Generator | None,
-        state: Tensor | None,
-        levels: Sequence[float],
-        average: Averaged,
-        first_example: int,
-    ) -> dict[float, Tensor]:
-        chunks = []
-        for _, outputs, weights in self.by_points(
-            inputs, num_draws, generator, state, average=average, first_example=first_example
-        ):
-            chunks.append(self.network.likelihood.quantiles(outputs, weights, levels))
-        values = torch.cat(chunks, 1).to(next(leaves(outputs)).dtype)  # pyright: ignore
-        return dict(zip(levels, values, strict=True))
 
     def by_points(
         self,

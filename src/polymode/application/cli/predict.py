@@ -197,7 +197,7 @@ class _Clock:
             self.reporter.say(f"{count:,} rows predicted, {count / (now - self.began):,.0f} a second")
 
 
-def ahead(items: Iterator[Item], number: int = 2) -> Iterator[Item]:
+def ahead(items: Iterator[Item], number: int = 2) -> Generator[Item, None, None]:
     """The same items, made in a thread of their own, a few before they are asked for."""
     made: queue.Queue[tuple[bool, Any]] = queue.Queue(number)
     ended = threading.Event()

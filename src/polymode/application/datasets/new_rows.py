@@ -162,7 +162,9 @@ class _NewTable:
         about: dict[str, np.ndarray] = {ROW: frame.index.to_numpy() + 1}
         self._check_names(frame)
         if self.columns:
-            frame = frame.assign(**{each.name: self._settled(frame[each.name], each) for each in self.columns})
+            frame = frame.assign(
+                **{each.name: self._settled(frame[each.name], each) for each in self.columns}
+            )
             self.unreadable.add(frame)
             raw = encoded(self.columns, frame)
             about |= {UNLIKE: _strange_columns(frame, self.columns)}
@@ -226,7 +228,7 @@ class _NewTable:
         if gaps.all():
             return values
         first = self._dates.setdefault(column.name, texts[~gaps][0])
-        written = pandas().Series([first, *np.where(gaps, None, texts)], dtype=object)
+        written = pandas().Series([first, *texts], dtype=object).mask([False, *gaps])
         dates = as_dates(written, column.day_first).iloc[1:].set_axis(values.index)
         unreadable = dates.isna().to_numpy() & ~gaps
         return dates.astype(object).where(~unreadable, texts) if unreadable.any() else dates

@@ -36,11 +36,11 @@ from polymode.data.encoding import (
     NumberColumn,
     as_dates,
     as_numbers,
-    UnreadableCells,
     as_texts,
     encoded,
     laid_out,
     pandas,
+    unreadable_cells,
 )
 from polymode.data.sources import ArrayData
 from polymode.data.task import Preprocessing, Split, Task, mean_and_scale, num_outputs_for, standardised
@@ -235,9 +235,7 @@ def _planned(
         groups = group_numbers(as_texts(frame[group])[0].tolist())
     others = [name for name in kept if name not in (target, group)]
     columns = tuple(laid_out(frame[name], name, as_category=name in categories) for name in others)
-    unreadable = UnreadableCells(columns)
-    unreadable.add(frame)  # before dates are read, after which they are gaps
-    remarks += unreadable.remarks()
+    remarks += unreadable_cells(columns, frame)  # before dates are read, after which they are gaps
     dates = [column for column in columns if isinstance(column, DateColumn)]  # they take long: read once
     frame = frame.assign(**{each.name: as_dates(frame[each.name], each.day_first) for each in dates})
     if group is not None:

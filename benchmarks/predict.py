@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 COLUMNS, HIDDEN, MEMBERS, CHUNK = 20, [64, 64], 10, 65_536
@@ -52,7 +53,7 @@ def by_hand(task: str, source: str, out: str) -> None:
     sizes = [COLUMNS, *HIDDEN]
     modules = [
         nn.Sequential(
-            *(each for a, b in zip(sizes, sizes[1:], strict=False) for each in (nn.Linear(a, b), nn.ReLU())),
+            *(each for a, b in pairwise(sizes) for each in (nn.Linear(a, b), nn.ReLU())),
             nn.Linear(sizes[-1], TASKS[task]),
         )
         for _ in range(MEMBERS)
@@ -100,7 +101,8 @@ def ours(run: str, source: str, out: str, limit: int = 0) -> None:
     if limit:
         loaded(run)
         held = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmData" in line)
-        resource.setrlimit(resource.RLIMIT_DATA, (int(held.split()[1]) * 1024 + limit,) * 2)
+        most = int(held.split()[1]) * 1024 + limit
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     assert main(["predict", run, source, "--out", out, "--quiet"]) == 0
 
 
@@ -159,7 +161,7 @@ def trained(folder: Path, data: str, run: str, hidden: list[int], members: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Predict large files.")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=3, help="pairs of runs; the fastest of each counts")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -171,9 +173,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_files(folder, options.rows)
-        print(
-            f"{'file':<9}{'task':<9}{'by hand, s':>11}{'polymode, s':>12}{'ratio':>7}{'processor, s':>14}{'MB above':>10}"
-        )
+        print(f"{'file':<9}{'task':<9}{'by hand, s':>11}{'polymode, s':>12}{'ratio':>7}", end="")
+        print(f"{'processors, s':>15}{'MB above':>10}")
         for task in TASKS:
             for kind in ("csv", "parquet", "npz"):
                 data = f"{task}.{'npz' if kind == 'npz' else 'csv'}"
@@ -188,7 +189,7 @@ def main() -> None:
                 peak = max(each[1][2] for each in pairs)
                 print(
                     f"{kind:<9}{task:<9}{hand[0]:>11.1f}{best[0]:>12.1f}{hand[0] / best[0]:>7.2f}"
-                    f"{hand[1]:>7.1f}{best[1]:>7.1f}{peak - base:>10.0f}",
+                    f"{hand[1]:>8.1f}{best[1]:>7.1f}{peak - base:>10.0f}",
                     flush=True,
                 )
         few = folder / "few.csv"

@@ -148,7 +148,7 @@ class _NewTable:
         return [name for name, decimal in self._decimals.items() if decimal == ","]
 
     def _seen_decimals(self, separator: str | None, rows: int) -> dict[str, str]:
-        """What stands before decimals in all rows: 1,234 in one frame must not be another number elsewhere."""
+        """What stands before decimals in all rows: 1,234 is one number in all frames."""
         found: dict[str, str] = {}
         for frame, _ in frames_of(self.path, rows, separator):
             for name in frame.columns:

@@ -58,8 +58,8 @@ def said(number: int) -> str:
 def check_archive(path: Path, *, times: int = 1) -> None:
     """Raise an ``InputError`` for a ZIP file that claims more than it can hold, or than there is memory for.
 
-    times: so often the unpacked bytes are needed. Whoever unpacks reads no further than the sizes that are
-    checked here.
+    times: so often the unpacked bytes are needed at once, 0 where they are read in parts. Whoever unpacks
+    reads no further than the sizes that are checked here.
     """
     real = path.stat().st_size
     with zipfile.ZipFile(path) as archive:

@@ -266,25 +266,33 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _replace(path: Path, write: Any) -> None:
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A temporary file beside the path, to be written: it takes its place in the end, unless all fails."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
+    try:
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
             temporary.touch()
             rights = temporary.stat().st_mode
-            write(temporary)
+        yield temporary
+        with writing(path):
             temporary.chmod(rights)  # the usual ones: safetensors would keep others from reading
             with temporary.open("rb") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # the rename itself must survive a power cut
-        finally:
-            os.close(directory)
+            directory = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)  # the rename itself must survive a power cut
+            finally:
+                os.close(directory)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+    with replaced(path) as temporary, writing(path):
+        write(temporary)
 
 
 def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:

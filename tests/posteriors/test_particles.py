@@ -11,6 +11,8 @@ import polymode as pm
 from cases import BY_NAME
 from polymode.methods import DeepEnsemble, LatePhase, Single, Snapshot
 from polymode.networks.members import Members
+from polymode.posteriors import Particles, load_posterior, particles
+from polymode.posteriors.network import Network
 from polymode.posteriors.particles import MemberStore, SomeMembers, StoredMembers, labels_of, rows_of
 from tolerances import PASS, assert_equal_up_to_rounding
 
@@ -296,3 +298,42 @@ def test_merged_kernels_of_convolutions_stay_channels_last():
     x = case.data(5, seed=4).inputs
     each = torch.stack([posterior.predict(x).mean for posterior in parts])
     torch.testing.assert_close(pm.merge(parts).predict(x).mean, each.mean(0))
+
+
+def test_members_that_fit_into_a_block_are_read_once_and_others_in_parts(tmp_path, monkeypatch):
+    """2,000 networks on disk predict as those in memory, held or read for every prediction."""
+    module = pm.models.MLP(3, 1, hidden=[4])
+    generator = torch.Generator().manual_seed(0)
+    stacked = {n: torch.randn(2000, *p.shape, generator=generator) for n, p in module.named_parameters()}
+    weights = torch.randn(2000, generator=generator)
+    labels = torch.stack([torch.zeros(2000), torch.arange(2000), torch.zeros(2000)], 1).long()
+    network = Network(module, pm.likelihoods.FixedGaussian(0.1), "vmap")
+    whole = Particles(network, blocks=[Members(stacked, log_weights=weights, labels=labels)])
+    whole.save(tmp_path)
+    stored = load_posterior(tmp_path, module)
+    inputs = torch.randn(50, 3, generator=generator)
+    expected = whole.predict(inputs, quantiles=(0.1, 0.9))
+    read, largest = [], []
+    plain = particles.read_some
+
+    def reads(path, rows_of):
+        found = plain(path, rows_of)
+        read.append(path)
+        largest.append(sum(t.numel() * t.element_size() for t in found.values()))
+        return found
+
+    monkeypatch.setattr(particles, "read_some", reads)
+    held = stored.held()
+    read.clear()
+    for _ in range(2):
+        found = held.predict(inputs, quantiles=(0.1, 0.9))
+        torch.testing.assert_close(found.mean, expected.mean)
+        torch.testing.assert_close(found.quantiles[0.1], expected.quantiles[0.1])
+    assert not read
+    each = sum(t[0].numel() * 4 for t in stacked.values()) + 28  # with its weight and its labels
+    monkeypatch.setattr(particles, "BLOCK_BYTES", 10 * each)
+    assert stored.held() is stored
+    largest.clear()
+    torch.testing.assert_close(stored.predict(inputs).mean, expected.mean)
+    assert len(largest) > 150
+    assert max(largest) <= 2000 * 24 // 15 + 20 * each  # labels of a file are read at once

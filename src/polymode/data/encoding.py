@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import date
+from datetime import date, datetime
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -84,6 +84,11 @@ class Column(ABC):
     def fitted(self, values: Any) -> Self:
         """The same with what is learned of training rows."""
 
+    @property
+    def reads_text(self) -> bool:
+        """Whether cells of a text file are to be read as they are written: their type is that of no cell."""
+        return bool(self.features)
+
     def unreadable(self, values: Any) -> np.ndarray:
         """Which cells hold something else than the column does, and are taken as gaps, [N]."""
         return np.zeros(len(values), dtype=bool)
@@ -125,8 +130,12 @@ class NumberColumn(Column):
     def is_scaled(self) -> list[bool]:
         return [True, *([False] if self.has_gaps else [])]
 
+    @property
+    def reads_text(self) -> bool:
+        return self.decimal == ","  # 1.234 alone is a number to every reader, and here it is another one
+
     def unreadable(self, values: Any) -> np.ndarray:
-        return np.isnan(as_numbers(values, self.name, self.decimal)) & ~as_texts(values)[1]
+        return np.isnan(as_numbers(values, self.name, self.decimal)) & ~gaps_in(values)
 
     def encode(self, values: Any) -> np.ndarray:
         numbers = as_numbers(values, self.name, self.decimal)
@@ -164,7 +173,7 @@ class TruthColumn(Column):
         return [self.name]
 
     def unreadable(self, values: Any) -> np.ndarray:
-        return np.isnan(_as_truth(values, self.name)) & ~as_texts(values)[1]
+        return np.isnan(_as_truth(values, self.name)) & ~gaps_in(values)
 
     def encode(self, values: Any) -> np.ndarray:
         numbers = _as_truth(values, self.name)
@@ -263,7 +272,7 @@ class DateColumn(Column):
         return dates, _days_since(dates, self.origin)
 
     def unreadable(self, values: Any) -> np.ndarray:
-        return np.isnan(self._days(values)[1]) & ~as_texts(values)[1]
+        return np.isnan(self._days(values)[1]) & ~gaps_in(values)
 
     def encode(self, values: Any) -> np.ndarray:
         dates, days = self._days(values)
@@ -384,24 +393,46 @@ def _is_date(text: str) -> bool:
     return True
 
 
+class UnreadableCells:
+    """Cells of some columns that are not of their kind, counted over all frames of a table."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self.columns = columns
+        self.num_rows = 0
+        self._counts: Counter[str] = Counter()
+        self._first: dict[str, str] = {}
+
+    def add(self, frame: Any) -> None:
+        self.num_rows += len(frame)
+        for column in self.columns:
+            found = column.unreadable(frame[column.name])
+            if found.any():
+                place = int(found.argmax())
+                cell = shortened(repr(str(frame[column.name].iloc[place])), 40)
+                self._first.setdefault(column.name, f"{cell} in row {int(frame.index[place]) + 1}")
+                self._counts[column.name] += int(found.sum())
+
+    def remarks(self) -> list[str]:
+        """What to say of columns with such cells; most of them is an error."""
+        said = []
+        for column in self.columns:
+            if not (number := self._counts[column.name]):
+                continue
+            count, where = f"{number} of {self.num_rows} cells of {column.name!r}", self._first[column.name]
+            if number > MOST_UNREADABLE * self.num_rows:
+                raise InputError(
+                    f"{count} hold no {column.kind}, the first {where}. In the training table it is a column "
+                    f"of the kind {column.kind!r}: write it as there."
+                )
+            said.append(f"{count} hold no {column.kind} (the first {where}) and are taken as gaps")
+        return said
+
+
 def unreadable_cells(columns: Sequence[Column], frame: Any) -> list[str]:
-    """What to say of columns with cells that are not of their kind; most of them is an error."""
-    said = []
-    for column in columns:
-        found = column.unreadable(frame[column.name])
-        if not found.any():
-            continue
-        place = int(found.argmax())
-        cell = shortened(repr(str(frame[column.name].iloc[place])), 40)
-        where = f"{cell} in row {int(frame.index[place]) + 1}"
-        count = f"{int(found.sum())} of {len(found)} cells of {column.name!r}"
-        if found.mean() > MOST_UNREADABLE:
-            raise InputError(
-                f"{count} hold no {column.kind}, the first {where}. In the training table it is a column of "
-                f"the kind {column.kind!r}: write it as there."
-            )
-        said.append(f"{count} hold no {column.kind} (the first {where}) and are taken as gaps")
-    return said
+    """What to say of the cells of a whole table that are not of their column's kind."""
+    cells = UnreadableCells(columns)
+    cells.add(frame)
+    return cells.remarks()
 
 
 def encoded(columns: Sequence[Column], frame: Any) -> np.ndarray:
@@ -600,6 +631,13 @@ def as_numbers(values: Any, name: str, decimal: str | None = None) -> np.ndarray
     return numbers
 
 
+def gaps_in(values: Any) -> np.ndarray:
+    """Where a series is missing, [N]: what ``as_texts`` says."""
+    if _is_real(values.dtype) or pandas().api.types.is_datetime64_any_dtype(values.dtype):
+        return values.isna().to_numpy()
+    return as_texts(values)[1]
+
+
 def as_texts(values: Any) -> tuple[np.ndarray, np.ndarray]:
     """A series as text without blanks around it, and where it is missing; 3.0 and 3 are one value."""
     types = pandas().api.types
@@ -619,6 +657,11 @@ def as_texts(values: Any) -> tuple[np.ndarray, np.ndarray]:
     empty = np.array([not text or text.lower() in GAP_WORDS for text in stripped])
     texts = np.array(stripped, dtype=object)[codes]
     return texts, gaps | empty[codes]
+
+
+def plain_text(text: str) -> str:
+    """A plain number as a column of numbers alone has it, 3 for 3.0 and 03; other text as it is."""
+    return _text_of(float(text)) if _PLAIN.fullmatch(text) else text
 
 
 def _text_of(value: Any) -> str:
@@ -644,6 +687,17 @@ def as_dates(values: Any, day_first: bool) -> Any:
     """A series as dates without time zones, NaT where there is none."""
     package = pandas()
     if not isinstance(values.dtype, np.dtype | package.DatetimeTZDtype) or values.dtype.kind != "M":
+        known = np.zeros(len(values), dtype=bool)
+        if (
+            values.dtype == object
+        ):  # dates beside text are not read again: as text, 2020-03-01 may be in January
+            known = np.array([isinstance(value, datetime) for value in values], dtype=bool)
+            known &= values.notna().to_numpy()
+        if known.any():
+            dates = as_dates(values.mask(known), day_first)
+            there = package.to_datetime(values[known], utc=True).dt.tz_convert(None)
+            dates[known] = there.astype("datetime64[us]")
+            return dates
         texts, gaps = as_texts(values)
         codes, distinct = package.factorize(texts)
         # A time alone would be one of today, and another one tomorrow.

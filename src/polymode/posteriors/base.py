@@ -248,30 +248,50 @@ class Posterior(ABC):
         quantiles: Sequence[float] = (),
         batch_size: int | None = None,
         average: Averaged = "predictions",
+        first_example: int = 0,
     ) -> Predictive:
         """Stream over the members and return what they say together.
 
         inputs: a tree of tensors [N, ...]. quantiles: levels of the mixture's distribution function
         to invert (likelihoods of numbers); this replays the draws once per chunk of points. average: what
-        the mean over members is taken of; "outputs" takes that of logits.
+        the mean over members is taken of; "outputs" takes that of logits. first_example: points that were
+        predicted before these, where all come in parts; draws are those of all if the generator is.
         """
         require(length(inputs := as_tree(inputs)) > 0, "There are no points to predict.")
         check_finite(match_precision(self.network.dtype, inputs))  # as the network will see them
         state = None if generator is None else generator.get_state()
         predictive = None
-        if self.network.backend == "compiled" and average == "predictions" and num_draws is None:
+        plain = average == "predictions" and num_draws is None and first_example == 0
+        if self.network.backend == "compiled" and plain:
             predictive = self._compiled_prediction(inputs, self._rows_at_once(batch_size))
+        parts = {"average": average, "first_example": first_example, "batch_size": batch_size}
+        draws_again = generator is None or (self.num_members is not None and num_draws is None)
+        if predictive is None and quantiles and draws_again:
+            return self._with_quantiles(inputs, num_draws, quantiles, parts)
         if predictive is None:
             accumulator = self.network.likelihood.accumulator(length(inputs))
-            for rows, outputs, weights in self.outputs(
-                inputs, num_draws, generator, batch_size=batch_size, average=average
-            ):
+            for rows, outputs, weights in self.outputs(inputs, num_draws, generator, **parts):
                 accumulator.update(outputs, weights, rows)
             predictive = accumulator.result()
         if not quantiles:
             return predictive
-        found = self._quantiles(inputs, num_draws, generator, state, quantiles, average)
-        return predictive.with_quantiles(found)
+        found = [
+            self.network.likelihood.quantiles(outputs, weights, quantiles).to(next(leaves(outputs)).dtype)
+            for _, outputs, weights in self.by_points(inputs, num_draws, generator, state, **parts)
+        ]
+        return predictive.with_quantiles(dict(zip(quantiles, torch.cat(found, 1), strict=True)))
+
+    def _with_quantiles(
+        self, inputs: Tree, num_draws: int | None, levels: Sequence[float], parts: Mapping[str, Any]
+    ) -> Predictive:
+        """A prediction and its quantiles, for which the outputs of all members are at hand anyway."""
+        likelihood = self.network.likelihood
+        accumulator, found = likelihood.accumulator(length(inputs)), []
+        for rows, outputs, weights in self.by_points(inputs, num_draws, **parts):
+            accumulator.update(outputs, weights, rows)
+            values = likelihood.quantiles(outputs, weights, levels)
+            found.append(values.to(next(leaves(outputs)).dtype))
+        return accumulator.result().with_quantiles(dict(zip(levels, torch.cat(found, 1), strict=True)))
 
     def _compiled_prediction(self, inputs: Tree, batch_size: int) -> Predictive | None:
         """A whole prediction as one graph, where all members run side by side on all points at once."""
@@ -296,21 +316,6 @@ class Posterior(ABC):
             network, predict, (block.stacked, block.shared, inputs, block.log_weights.exp())
         )
 
-    def _quantiles(
-        self,
-        inputs: Tree,
-        num_draws: int | None,
-        generator: torch.Generator | None,
-        state: Tensor | None,
-        levels: Sequence[float],
-        average: Averaged,
-    ) -> dict[float, Tensor]:
-        chunks = []
-        for _, outputs, weights in self.by_points(inputs, num_draws, generator, state, average=average):
-            chunks.append(self.network.likelihood.quantiles(outputs, weights, levels))
-        values = torch.cat(chunks, 1).to(next(leaves(outputs)).dtype)  # pyright: ignore
-        return dict(zip(levels, values, strict=True))
-
     def by_points(
         self,
         inputs: Tree,
@@ -320,6 +325,7 @@ class Posterior(ABC):
         *,
         batch_size: int | None = None,
         average: Averaged = "predictions",
+        first_example: int = 0,
     ) -> Iterator[tuple[slice, Tree, Tensor]]:
         """Yield (rows, outputs [M, b, ...] of *all* members, weights [M]) for chunks of points.
 
@@ -340,7 +346,12 @@ class Posterior(ABC):
             draws = _copy(generator, state)
             blocks: list[list[tuple[Tree, Tensor]]] = []  # of members; each a list over batches of points
             for batch, outputs, weights in self.outputs(
-                part, num_draws, draws, batch_size=batch_size, first_example=start, average=average
+                part,
+                num_draws,
+                draws,
+                batch_size=batch_size,
+                first_example=first_example + start,
+                average=average,
             ):
                 if batch.start == 0:
                     blocks.append([])
@@ -419,6 +430,10 @@ class Posterior(ABC):
 
     def in_memory(self) -> Self:
         """The same, with everything that is still in files read."""
+        return self
+
+    def held(self) -> Self:
+        """The same, to predict with again and again: what is in files is read now if it fits into a block."""
         return self
 
     def read_from(self, folder: Path) -> Self:

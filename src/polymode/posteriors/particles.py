@@ -272,6 +272,9 @@ class BlockPosterior(Posterior):
     def in_memory(self) -> Self:
         return replace(self, blocks=[self.whole(block).clone() for block in self.blocks])
 
+    def held(self) -> Self:
+        return self if sum(block.num_bytes for block in self.blocks) > BLOCK_BYTES else self.in_memory()
+
     def read_from(self, folder: Path) -> Self:
         if not any(isinstance(block, StoredMembers) for block in self.blocks):
             return self
@@ -361,6 +364,10 @@ class Particles(BlockPosterior):
         """Subtracted from all, so that weights can be exponentiated."""
         return max(block.largest_log_weight for block in self.blocks)
 
+    def held(self) -> Self:
+        held = super().held()
+        return held if held is self else replace(held, blocks=_joined(held.blocks))
+
     @property
     def labels(self) -> Tensor:
         """Data set, chain and member of every network, [M, 3]."""
@@ -420,13 +427,7 @@ class Particles(BlockPosterior):
                 raise InputError(f"Particles cannot be merged with a posterior of kind {other.kind!r}.")
             self.check_joinable(other.network)
             blocks += (other if other.kind == self.kind else other.as_particles()).blocks
-        # What is in memory lies side by side from now on, instead of being put there at every prediction.
-        joined: list[Block] = []
-        for _, neighbours in itertools.groupby(blocks, type):
-            some = list(neighbours)
-            here = [block for block in some if isinstance(block, Members)]
-            joined += _in_blocks(here) if here else some
-        return replace(self, blocks=joined)
+        return replace(self, blocks=_joined(blocks))
 
     def as_particles(self) -> "Particles":
         """The same networks, each whole."""
@@ -452,6 +453,16 @@ class Particles(BlockPosterior):
     def tensors(self) -> Iterator[tuple[str, Tensors]]:
         for index, members in enumerate(self.draw()):
             yield f"members-{index:05d}.safetensors", members_to_tensors(members)
+
+
+def _joined(blocks: Sequence[Block]) -> list[Block]:
+    """What is in memory lies side by side from now on, instead of being put there at every prediction."""
+    joined: list[Block] = []
+    for _, neighbours in itertools.groupby(blocks, type):
+        some = list(neighbours)
+        here = [block for block in some if isinstance(block, Members)]
+        joined += _in_blocks(here) if here else some
+    return joined
 
 
 def _stored(files: Sequence[CheckedFile]) -> list[Block]:

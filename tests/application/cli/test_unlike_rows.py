@@ -88,7 +88,7 @@ def test_strangeness_is_the_distance_in_the_inputs_of_the_network(made, monkeypa
     """Written out: mean distance to the five nearest kept rows over the kept threshold."""
     monkeypatch.chdir(made)
     stored = StoredRun.open(str(made / "out"))
-    inputs, _ = stored.inputs(str(made / "strange.csv"), 0)
+    [(inputs, _)] = stored.inputs(str(made / "strange.csv"), 0)
     tensors = load_file(made / "out/typical-0.safetensors")
     kept = tensors["rows"].double()
     assert len(kept) == stored.own_task.splits[0].train.num_examples  # few enough to be kept

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from polymode.application.datasets.frames import as_frame, is_frame, kept_columns, read_frame
+from polymode.application.datasets.frames import as_frame, frames_of, is_frame, read_frame
 from polymode.errors import InputError
 
 LINES = "name,size,price\nÄpfel,1,2.5\nBirnen,2,3.5\n"
@@ -178,14 +178,13 @@ def test_frames_of_polars_hold_the_same():
 
 def test_kept_columns_are_text_as_it_stands_in_the_file(tmp_path):
     path = written(tmp_path, "id,a\n007,1\n\n,2\nNA,3\n")
-    frame = read_frame(path)
-    kept = kept_columns(frame, ["a", "id", "a"], path, None)
+    [(_, kept)] = frames_of(path, None, keep=["a", "id", "a"])
     assert {name: values.tolist() for name, values in kept.items()} == {
         "a": ["1", "2", "3"],
         "id": ["007", "", "NA"],
     }
     with pytest.raises(InputError, match="Unknown column to keep"):
-        kept_columns(frame, ["b"], path, None)
+        list(frames_of(path, None, keep=["b"]))
 
 
 @pytest.mark.parametrize("word", [b"numpy_type", b"index_columns", b"columns", b"start", b"unicode"])

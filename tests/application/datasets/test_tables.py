@@ -149,7 +149,7 @@ def test_a_document_without_names_still_knows_the_columns_it_encodes():
 def test_rows_unlike_those_of_training_are_named():
     ready = table(frame()).splits[0].preprocessing
     new = pd.DataFrame({"age": [3.0, 99.0, np.nan], "member": [True] * 3, "kind": ["cat", "eel", "cat"]})
-    inputs, about = read_rows(new, ready, ["kind", "kind"])
+    [(inputs, about)] = read_rows(new, ready, ["kind", "kind"])
     assert about["unlike"].tolist() == ["", "age; kind", "age"]
     assert about["row"].tolist() == [1, 2, 3]
     assert about["kind"].tolist() == ["cat", "eel", "cat"]
@@ -161,11 +161,11 @@ def test_kept_columns_are_those_of_the_file(tmp_path):
         tmp_path, "code,a,y\n" + "".join(f"00{i},{i % 4},{i / 3}\n" for i in range(9)) + "\n007,1,2\n"
     )
     ready = table(path, drop=["code"]).splits[0].preprocessing
-    _, about = read_rows(path, ready, ["a", "code", "a"])
+    [(_, about)] = read_rows(path, ready, ["a", "code", "a"])
     assert about["code"].tolist() == [f"00{i}" for i in range(9)] + ["007"]
     assert about["row"].tolist() == [*range(1, 10), 11]
     with pytest.raises(InputError, match="Unknown column to keep"):
-        read_rows(path, ready, ["b"])
+        list(read_rows(path, ready, ["b"]))
 
 
 def test_a_class_that_was_not_trained_on_is_an_error(source, tmp_path):
@@ -603,7 +603,7 @@ def test_a_network_of_nameless_data_takes_columns_in_their_order(tmp_path):
     with pytest.warns(
         UserWarning, match=r"without names of columns: those of .*a\.csv are taken .* \(b, a, y\)"
     ):
-        inputs, about = read_rows(path, nameless, ["id"])
+        [(inputs, about)] = read_rows(path, nameless, ["id"])
     assert inputs.tolist() == [[1, 2, 5], [3, 4, 6]]
     assert about["id"].tolist() == ["007", "008"]
     with pytest.warns(UserWarning, match=r"\(id, b, a\)"):

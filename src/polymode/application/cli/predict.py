@@ -1,23 +1,34 @@
 """``polymode predict``: what a finished run says about new examples, and how sure it is."""
 
-import csv
-import io
+import contextvars
+import queue
+import threading
+import time
+from collections.abc import Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from torch import Tensor
 
 from polymode.application.cli.options import AVERAGE, ComputingOptions, UsageError, option
-from polymode.application.cli.output import console, print_json, say
+from polymode.application.cli.output import console, reporter_of, say
+from polymode.application.cli.predictions import csv_on_screen, json_on_screen, predictions_file
 from polymode.application.cli.runs import StoredRun, seeded
 from polymode.application.datasets.new_rows import ROW, UNLIKE
+from polymode.data.familiarity import Familiarity
 from polymode.errors import CheckpointError, InputError
+from polymode.posteriors import Posterior
 from polymode.posteriors.base import Averaged
-from polymode.storage import write_bytes, write_text
+from polymode.training.keeping.progress import LINE_SECONDS
 from polymode.training.loop.arithmetic import with_threads
+from polymode.trees import length
 
+Item = TypeVar("Item")
+LEAST_SURE = 3  # rows that are named in the end
 STRANGENESS = "strangeness"  # how far a row is from training rows
 
 ABOUT = """Predict new examples with a finished run: what is predicted and how sure it is.
@@ -64,64 +75,165 @@ def run(options: PredictOptions) -> None:
     """Predict and write one row an example."""
     if not options.run or not options.data:
         raise UsageError("Name the folder of a run and the examples: polymode predict RUN DATA.")
-    kind = Path(options.out).suffix
-    if options.out and kind not in (".csv", ".npz"):
+    if options.out and Path(options.out).suffix not in (".csv", ".npz"):
         raise UsageError(f"--out {options.out!r} must end in .csv or .npz.")
     stored = StoredRun.open(options.run, options.model, [options.data], trust=options.trust)
     posterior = stored.calibrated(
         stored.posterior(options.posterior), options.posterior, options.num_draws, now=options.calibrate
-    )
-    inputs, about = stored.inputs(options.data, options.posterior, _names(options.keep))
+    ).held()
+    summary, clock = _Summary(), _Clock(options)
+    with ExitStack() as stack:
+        writers = []
+        if options.out:
+            writers.append(stack.enter_context(predictions_file(Path(options.out).resolve())))
+        if options.json:
+            writers.append(stack.enter_context(json_on_screen()))
+        elif not options.out:
+            writers.append(stack.enter_context(csv_on_screen()))
+        # Reading, computing and writing go on side by side: each is bound by another part of the machine.
+        for columns in stack.enter_context(closing(ahead(_predicted(options, stored, posterior)))):
+            for write in writers:
+                write(columns)
+            summary.add(columns)
+            clock.tell(summary.count)
+    if options.out and not options.json:
+        summary.say(options)
+
+
+def _predicted(
+    options: PredictOptions, stored: StoredRun, posterior: Posterior
+) -> Iterator[dict[str, np.ndarray]]:
+    """The columns of all examples, some rows at a time."""
+    keep = _names(options.keep)
     familiarity = stored.familiarity(options.posterior)
+    ready = stored.preprocessing(options.posterior)
     # Where a predictive has none, the default asks for nothing.
     levels = _levels(options.quantiles) if posterior.network.likelihood.levels else ()
-    with with_threads(options.threads or stored.threads):
-        predictive = posterior.predict(
-            inputs,
-            options.num_draws if posterior.num_members is None else None,
-            seeded(options.seed),
-            quantiles=levels,
-            average=options.average,  # type: ignore[arg-type]  # one of its choices
-        )
-    ready = stored.preprocessing(options.posterior)
-    try:
-        columns = predictive.table(classes=ready.classes, shift=ready.target_shift, scale=ready.target_scale)
-    except InputError as error:
-        raise CheckpointError(f"The folder {options.run} is damaged: {error}") from error
-    for name in about.keys() & columns.keys():
-        raise UsageError(
-            f"--keep {name}: the predictions have a column of that name. Rename it in the table."
-        )
-    unlike = {UNLIKE: about.pop(UNLIKE)} if UNLIKE in about else {}
-    if familiarity is not None and isinstance(inputs, Tensor):
-        unlike = {STRANGENESS: familiarity.strangeness(inputs).numpy()} | unlike
-    columns = about | columns | {name: values for name, values in unlike.items() if name not in about}
-    if kind == ".npz":
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, **columns)  # type: ignore[arg-type]  # names are arrays
-        write_bytes(Path(options.out).resolve(), buffer.getvalue())
-    elif options.out:
-        write_text(Path(options.out).resolve(), _csv(columns))
-    elif not options.json:
-        print(_csv(columns), end="")
-        return
-    if options.json:
-        print_json({name: values.tolist() for name, values in columns.items()})
-    else:
-        count = len(next(iter(columns.values())))
-        say(options, f"{count} predictions in {options.out}: {', '.join(columns)}")
+    first = 0
+    with (
+        ThreadPoolExecutor(1) as beside,
+        with_threads(options.threads or stored.threads),
+        closing(ahead(stored.inputs(options.data, options.posterior, keep))) as examples,
+    ):
+        for inputs, about in examples:
+            distances = None
+            if familiarity is not None and isinstance(inputs, Tensor):
+                distances = beside.submit(_strangeness, familiarity, inputs)
+            predictive = posterior.predict(
+                inputs,
+                options.num_draws if posterior.num_members is None else None,
+                seeded(options.seed),  # every part is predicted with the same draws
+                quantiles=levels,
+                average=options.average,  # type: ignore[arg-type]  # one of its choices
+                first_example=first,
+            )
+            first += length(inputs)
+            try:
+                columns = predictive.table(
+                    classes=ready.classes, shift=ready.target_shift, scale=ready.target_scale
+                )
+            except InputError as error:
+                raise CheckpointError(f"The folder {options.run} is damaged: {error}") from error
+            for name in about.keys() & columns.keys():
+                raise UsageError(
+                    f"--keep {name}: the predictions have a column of that name. Rename it in the table."
+                )
+            unlike = {UNLIKE: about.pop(UNLIKE)} if UNLIKE in about else {}
+            if distances is not None:
+                unlike = {STRANGENESS: distances.result()} | unlike
+            yield about | columns | {name: values for name, values in unlike.items() if name not in about}
+
+
+def _strangeness(familiarity: Familiarity, inputs: Tensor) -> np.ndarray:
+    with with_threads(1):  # it runs beside the networks, in blocks that are too small to be shared
+        return familiarity.strangeness(inputs).numpy()
+
+
+class _Summary:
+    """What is said of all predictions in the end."""
+
+    def __init__(self) -> None:
+        self.count = self.num_strange = 0
+        self.names: list[str] = []
+        self._doubt, self._rows = np.zeros(0), np.zeros(0, dtype=np.int64)
+
+    def add(self, columns: Mapping[str, np.ndarray]) -> None:
+        self.names = list(columns)
+        number = len(next(iter(columns.values())))
+        rows = columns.get(ROW, np.arange(self.count, self.count + number))
+        self.count += number
         doubt = columns.get("entropy", columns.get("std"))
         if doubt is not None:  # several outputs have a column each
-            order = np.argsort(doubt)[::-1][:3]
-            rows, first = (columns[ROW][order], 1) if ROW in columns else (order, 0)
-            console().print(f"least sure: rows {', '.join(map(str, rows.tolist()))} (counted from {first})")
+            self._doubt, self._rows = np.append(self._doubt, doubt), np.append(self._rows, rows)
+            order = np.argsort(self._doubt, kind="stable")[::-1][:LEAST_SURE]
+            self._doubt, self._rows = self._doubt[order], self._rows[order]
         if STRANGENESS in columns:
-            strange = (columns[STRANGENESS] > 1) | (columns[UNLIKE] != "")
+            self.num_strange += int(((columns[STRANGENESS] > 1) | (columns[UNLIKE] != "")).sum())
+
+    def say(self, options: PredictOptions) -> None:
+        say(options, f"{self.count} predictions in {options.out}: {', '.join(self.names)}")
+        if len(self._rows):
+            rows, first = ", ".join(map(str, self._rows.tolist())), 1 if ROW in self.names else 0
+            console().print(f"least sure: rows {rows} (counted from {first})")
+        if STRANGENESS in self.names:
             say(
                 options,
-                f"unlike the training data: {int(strange.sum())} of {count} rows, with a {STRANGENESS} above "
-                f"1 (1 % of training rows lie beyond it) or columns named in {UNLIKE!r}",
+                f"unlike the training data: {self.num_strange} of {self.count} rows, with a {STRANGENESS} "
+                f"above 1 (1 % of training rows lie beyond it) or columns named in {UNLIKE!r}",
             )
+
+
+class _Clock:
+    """Tells every few seconds how far it has come."""
+
+    def __init__(self, options: PredictOptions) -> None:
+        self.reporter = reporter_of(options)
+        self.began = self.told = time.monotonic()
+
+    def tell(self, count: int) -> None:
+        now = time.monotonic()
+        if now - self.told >= LINE_SECONDS:
+            self.told = now
+            self.reporter.say(f"{count:,} rows predicted, {count / (now - self.began):,.0f} a second")
+
+
+def ahead(items: Iterator[Item], number: int = 2) -> Generator[Item, None, None]:
+    """The same items, made in a thread of their own, a few before they are asked for."""
+    made: queue.Queue[tuple[bool, Any]] = queue.Queue(number)
+    ended = threading.Event()
+
+    def hand_over(more: bool, value: Any) -> None:
+        while not ended.is_set():
+            with suppress(queue.Full):
+                made.put((more, value), timeout=0.1)
+                return
+
+    def make() -> None:
+        try:
+            for item in items:
+                hand_over(True, item)
+                if ended.is_set():
+                    break
+            hand_over(False, None)
+        except BaseException as error:
+            hand_over(False, error)
+
+    context = contextvars.copy_context()  # what may be imported, for one
+    maker = threading.Thread(target=context.run, args=(make,), daemon=True)
+    maker.start()
+    try:
+        while True:
+            more, value = made.get()
+            if not more:
+                break
+            yield value
+    finally:
+        ended.set()
+        maker.join()
+        if isinstance(items, Generator):
+            items.close()
+    if value is not None:
+        raise value
 
 
 def _names(text: str) -> list[str]:
@@ -139,23 +251,3 @@ def _levels(text: str) -> list[float]:
     if not all(0 < level < 1 for level in levels):
         raise UsageError(f"--quantiles {text!r}: levels lie between 0 and 1.")
     return levels
-
-
-def _csv(columns: dict[str, np.ndarray]) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([_harmless(name) for name in columns])
-    for row in zip(*(values.tolist() for values in columns.values()), strict=True):
-        writer.writerow([f"{value:.8g}" if isinstance(value, float) else _harmless(value) for value in row])
-    return stream.getvalue()
-
-
-def _harmless(value: Any) -> Any:
-    """Text that a spreadsheet would run as a formula, with an apostrophe before it; not so numbers."""
-    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
-        return value
-    try:
-        float(value)
-    except ValueError:
-        return f"'{value}"
-    return value

@@ -1,7 +1,7 @@
 """Run folders as commands read them: posteriors, and new examples brought into the shape they know."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -254,25 +254,29 @@ class StoredRun:
         value = self.options.get(name, "")
         return value if isinstance(value, str) else ""
 
-    def inputs(self, spec: str, index: int, keep: Sequence[str] = ()) -> tuple[Tree, dict[str, np.ndarray]]:
+    def inputs(
+        self, spec: str, index: int, keep: Sequence[str] = ()
+    ) -> Iterator[tuple[Tree, dict[str, np.ndarray]]]:
         """New examples as the network wants them, with what tells them apart: numbers of rows, or names.
 
-        keep: columns of a table that are passed on as they are.
+        Those of a table come some at a time. keep: columns of it that are passed on as they are.
         """
         ready, path = self.preprocessing(index), Path(spec)
         if path.suffix.lower() in SUFFIXES:
-            return read_rows(path, ready, keep)
+            yield from read_rows(path, ready, keep)
+            return
         require(not keep, f"{spec} is not a table: it has no columns to keep ({', '.join(keep)}).")
         if path.suffix.lower() in characters.SUFFIXES:
-            return characters.read_text(path, ready)[0], {}
-        if path.exists():
+            yield characters.read_text(path, ready)[0], {}
+        elif path.exists():
             inputs, names = read_images(path, ready)
-            return inputs, {"name": np.array(names)}
-        if self.is_own(spec):
-            return arrays_of(self._own_split(index).test)[0], {}
-        if is_import(spec) and (array := _imported_array(spec)) is not None:
-            return ready.inputs(array), {}
-        return load_labelled(spec, ready, likelihood=self.spec("likelihood")).inputs, {}
+            yield inputs, {"name": np.array(names)}
+        elif self.is_own(spec):
+            yield arrays_of(self._own_split(index).test)[0], {}
+        elif is_import(spec) and (array := _imported_array(spec)) is not None:
+            yield ready.inputs(array), {}
+        else:
+            yield load_labelled(spec, ready, likelihood=self.spec("likelihood")).inputs, {}
 
     def split(self, spec: str, index: int) -> Split:
         """Labelled examples to judge a posterior on; the run's own test data where nothing is named."""

@@ -5,7 +5,8 @@ import warnings
 import xml.parsers.expat
 import zipfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from polymode.sizes import check_archive, check_memory
 
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*SEPARATORS, ".parquet", ".feather", ".xlsx")
+# Of a frame, where a file is read in several: more rows at once gain nothing, and more cells cost memory.
+ROWS, CELLS = 2**16, 2**21
+LARGEST_FRAME = 2**31 - 1  # rows of a file that is read at once
 
 
 _CELL = re.compile(r"([A-Za-z]{1,4})(\d{1,12})")
@@ -58,53 +62,85 @@ def read_frame(
     """
     suffix = path.suffix.lower()
     if suffix in SEPARATORS:
-        frame = _read_text(path, separator, decimal, encoding)
+        [frame] = _text_frames(path, None, _dialect(path, separator, decimal, encoding))
+        frame = _without_empty(frame)
     elif suffix == ".xlsx":
         frame = _read_excel(path, sheet)
     else:
-        frame = _read_arrow(path)
+        [frame] = _arrow_frames(path, None)
     return _with_rows(frame.dropna(how="all"), str(path))
 
 
-def _read_text(path: Path, separator: str | None, decimal: str | None, encoding: str | None) -> Any:
-    package = pandas()
+def frames_of(
+    path: Path,
+    rows: int | None,
+    separator: str | None = None,
+    texts: Sequence[str] = (),
+    keep: Sequence[str] = (),
+) -> Iterator[tuple[Any, dict[str, np.ndarray]]]:
+    """The rows of a file as data frames of so many rows (None: one), each with the columns to keep.
+
+    Rows keep their numbers in the file; those that are wholly empty are left out. texts: columns of a text
+    file whose cells are read as they are written; those of others may be of another type in every frame.
+    """
+    suffix = path.suffix.lower()
+    kept: Iterator[Any] | None = None
+    if suffix in SEPARATORS:
+        dialect = _dialect(path, separator, warn=True)
+        frames = _text_frames(path, rows, dialect, texts)
+        if keep:
+            known = _names_in(path, dialect)
+            kept = _cells_as_written(path, rows, dialect, known, _known_names(keep, known, path))
+    elif suffix == ".xlsx":
+        frames = iter([_read_excel(path, 0)])
+    else:
+        frames = _arrow_frames(path, rows, keep, alike=True)
+    some = False
+    for frame in frames:
+        written = None if kept is None else next(kept)
+        frame = frame.dropna(how="all")
+        if not len(frame):
+            continue
+        some = True
+        if written is not None:
+            yield frame, {name: written[name].loc[frame.index].to_numpy(dtype=str) for name in keep}
+        else:
+            yield frame, kept_columns(frame, keep, path)
+    require(some, f"{path} has no rows below its column names.")
+
+
+def _dialect(
+    path: Path,
+    separator: str | None = None,
+    decimal: str | None = None,
+    encoding: str | None = None,
+    *,
+    warn: bool = True,
+) -> dict[str, Any]:
+    """How pandas has to read a text file."""
     require(
         separator is None or (isinstance(separator, str) and len(separator) == 1),
         f"separator={separator!r} must be a character, such as ';'.",
     )
     require(decimal in (None, ".", ","), f"decimal={decimal!r}: allowed are '.' and ','.")
-    encoding = encoding or _encoding_of(path)
-    try:
+    encoding = encoding or _encoding_of(path, warn=warn)
+    with _readable(path):
         separator = separator or separator_of(path, encoding)
-        require(decimal != separator, f"decimal={decimal!r} is what {path} is split at.")
-        thousands = {",": ".", ".": ","}.get(decimal or "")
-        numbers = {} if decimal is None else {"decimal": decimal}
-        if thousands not in (None, separator):
-            numbers["thousands"] = thousands
-        _check_cells(*_lines_and_columns(path, separator, encoding), str(path))
-        # Blank lines are read and dropped, so that row numbers stay line numbers.
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", package.errors.ParserWarning)  # fewer names than columns
-            frame = package.read_csv(
-                path,
-                sep=separator,
-                skip_blank_lines=False,
-                index_col=False,
-                encoding=encoding,
-                low_memory=False,  # one type for all rows of a column
-                **numbers,
-            )
-        # The frame's own names are not those of the file: a second "a" has become "a.1".
-        header = package.read_csv(
-            path,
-            sep=separator,
-            skip_blank_lines=False,
-            header=None,
-            nrows=1,
-            dtype=str,
-            na_filter=False,
-            encoding=encoding,
-        )
+    require(decimal != separator, f"decimal={decimal!r} is what {path} is split at.")
+    thousands = {",": ".", ".": ","}.get(decimal or "")
+    numbers = {} if decimal is None else {"decimal": decimal}
+    if thousands not in (None, separator):
+        numbers["thousands"] = thousands
+    # Blank lines are read and dropped, so that row numbers stay line numbers.
+    return {"sep": separator, "encoding": encoding, "skip_blank_lines": False} | numbers
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say what is wrong with a text file that pandas cannot read."""
+    package = pandas()
+    try:
+        yield
     except InputError:
         raise
     except (
@@ -120,10 +156,73 @@ def _read_text(path: Path, separator: str | None, decimal: str | None, encoding:
             f"{path} cannot be read as a table ({reason}). Check its separator (data.separator), its rows "
             "and its encoding (data.encoding)."
         ) from error
-    frame.columns = frame.columns.map(str)
-    _check_header(list(frame.columns), path, separator)
-    check_different([name for name in header.iloc[0] if name], str(path))
-    return _without_empty(frame)
+
+
+def _header(path: Path, dialect: dict[str, Any]) -> list[str]:
+    """The names in the first line; pandas' own are others: of a second "a" it makes "a.1"."""
+    with _readable(path):
+        first = pandas().read_csv(path, header=None, nrows=1, dtype=str, na_filter=False, **dialect)
+    return list(first.iloc[0])
+
+
+def _names_in(path: Path, dialect: dict[str, Any]) -> list[str]:
+    """The names of the columns, checked."""
+    check_different([name for name in _header(path, dialect) if name], str(path))
+    with _readable(path):
+        names = pandas().read_csv(path, nrows=0, index_col=False, **dialect).columns
+    names = [str(name) for name in names]
+    _check_header(names, path, dialect["sep"])
+    return names
+
+
+def _text_frames(
+    path: Path, rows: int | None, dialect: dict[str, Any], texts: Sequence[str] = ()
+) -> Iterator[Any]:
+    package = pandas()
+    kinds = dict.fromkeys(texts, object)
+    options = dialect | {"index_col": False, "low_memory": False}  # one type for all rows of a column
+    with _readable(path):
+        _check_cells(rows or _num_lines(path), _num_columns(path, dialect), str(path))
+        reader = package.read_csv(path, chunksize=rows or LARGEST_FRAME, dtype=kinds, **options)
+    checked = False
+    with reader:
+        while True:
+            with _readable(path), warnings.catch_warnings():
+                warnings.simplefilter("error", package.errors.ParserWarning)  # fewer names than columns
+                frame = next(reader, None)
+            if frame is None:
+                break
+            frame.columns = frame.columns.map(str)
+            if not checked:
+                _check_header(list(frame.columns), path, dialect["sep"])
+                check_different([name for name in _header(path, dialect) if name], str(path))
+                checked = True
+            yield frame
+
+
+def _cells_as_written(
+    path: Path, rows: int | None, dialect: dict[str, Any], known: list[str], names: Sequence[str]
+) -> Iterator[Any]:
+    """Some columns of a text file without any change: 007 is a name, not a number."""
+    places = sorted(known.index(name) for name in names)
+    options = dialect | {"index_col": False, "dtype": str, "na_filter": False, "usecols": places}
+    with _readable(path), pandas().read_csv(path, chunksize=rows or LARGEST_FRAME, **options) as reader:
+        for frame in reader:
+            frame.columns = [known[place] for place in places]
+            yield frame
+
+
+def may_hold_decimal_commas(path: Path, separator: str | None) -> bool:
+    """Whether a cell of a text file can hold a comma, from its bytes."""
+    separator = separator or separator_of(path, _encoding_of(path, warn=False))
+    sign = b'"' if separator == "," else b","
+    with path.open("rb") as file:
+        return any(sign in block for block in iter(lambda: file.read(2**24), b""))
+
+
+def is_nameless(name: str) -> bool:
+    """Whether a column has no name in its file, and pandas gave it one."""
+    return _NAMELESS.fullmatch(name) is not None
 
 
 # Columns of a table; each is looked at by itself, so that more would take for ever.
@@ -145,20 +244,22 @@ def _check_cells(num_rows: int, num_columns: int, what: str) -> None:
     )
 
 
-def _lines_and_columns(path: Path, separator: str, encoding: str) -> tuple[int, int]:
-    """How many lines a text file has, and how many cells its first one, at most."""
-    with path.open(encoding=encoding, errors="replace") as file:
-        columns = 1 + file.readline().count(separator)
-    ends = 0
+def _num_lines(path: Path) -> int:
+    """How many lines a text file has, at least."""
     with path.open("rb") as file:
-        while block := file.read(2**24):
-            ends += max(block.count(b"\n"), block.count(b"\r"))
-    return ends + 1, columns
+        blocks = iter(lambda: file.read(2**24), b"")
+        return 1 + sum(max(block.count(b"\n"), block.count(b"\r")) for block in blocks)
+
+
+def _num_columns(path: Path, dialect: dict[str, Any]) -> int:
+    """How many cells the first line of a text file has, at most."""
+    with path.open(encoding=dialect["encoding"], errors="replace") as file:
+        return 1 + file.readline().count(dialect["sep"])
 
 
 def _without_empty(frame: Any) -> Any:
     """The frame without empty columns that have no name, such as separators at the ends of lines make."""
-    return frame[[name for name in frame if not (_NAMELESS.fullmatch(name) and frame[name].isna().all())]]
+    return frame[[name for name in frame if not (is_nameless(name) and frame[name].isna().all())]]
 
 
 def _encoding_of(path: Path, *, warn: bool = True) -> str:
@@ -259,40 +360,93 @@ def _number_of_column(letters: str) -> int:
     return number
 
 
-def _read_arrow(path: Path) -> Any:
+def _arrow_frames(
+    path: Path, rows: int | None, keep: Sequence[str] = (), *, alike: bool = False
+) -> Iterator[Any]:
+    """The rows of a Parquet or Feather file; alike: a column is of one type, with gaps or without."""
     try:
-        import pyarrow  # noqa: F401  # before anything is looked at
+        import pyarrow
     except ImportError:
         raise InputError("Reading Parquet and Feather needs pyarrow: pip install 'polymode[data]'.") from None
     is_parquet = path.suffix.lower() == ".parquet"
-    read = pandas().read_parquet if is_parquet else pandas().read_feather
+    kinds = {pyarrow.bool_(): pandas().BooleanDtype()}.get if alike else None
+    first = 0
     try:
-        _check_cells(*(_extent_of_parquet(path) if is_parquet else _extent_of_feather(path)), str(path))
-        frame = read(path)
+        _check_cells(*_extent_of_arrow(path, rows), str(path))
+        floating = _integers_with_gaps(path, keep) if alike else []
+        for table in _arrow_tables(path, rows):
+            for name in floating:
+                place = table.schema.get_field_index(name)
+                table = table.set_column(place, name, table.column(name).cast(pyarrow.float64(), safe=False))
+            frame = table.to_pandas(types_mapper=kinds).reset_index(drop=True)
+            frame.index += first
+            first += len(frame)
+            frame.columns = frame.columns.map(str)
+            check_different(list(frame.columns), str(path))
+            yield frame
     except InputError:
         raise
     except Exception as error:  # what pandas writes beside the columns may be damaged, too
         kind = "Parquet" if is_parquet else "Feather"
         reason = shortened(" ".join(str(error).split()))
         raise InputError(f"{path} cannot be read as {kind} ({reason}). Write it again.") from error
-    frame.columns = frame.columns.map(str)
-    check_different(list(frame.columns), str(path))
-    return frame.reset_index(drop=True)
+    require(first > 0, f"{path} has no rows below its column names.")
 
 
-def _extent_of_parquet(path: Path) -> tuple[int, int]:
-    from pyarrow import parquet
+def _arrow_tables(path: Path, rows: int | None) -> Iterator[Any]:
+    """The rows of a Parquet or Feather file as tables of so many rows, however the file is cut."""
+    import pyarrow
 
-    about = parquet.read_metadata(path)
-    return about.num_rows, about.num_columns
+    waiting: list[Any] = []
+    number = 0
+    for batch in _arrow_batches(path, rows):
+        while len(batch):
+            part = batch if rows is None else batch[: rows - number]
+            waiting, number, batch = [*waiting, part], number + len(part), batch[len(part) :]
+            if number == rows:
+                yield pyarrow.Table.from_batches(waiting)
+                waiting, number = [], 0
+    if waiting:
+        yield pyarrow.Table.from_batches(waiting)
 
 
-def _extent_of_feather(path: Path) -> tuple[int, int]:
-    """From a table that stays on disk: what is not packed takes no memory."""
-    from pyarrow import feather
+def _arrow_batches(path: Path, rows: int | None, names: Sequence[str] | None = None) -> Iterator[Any]:
+    """Rows as the file is cut; names: columns of a Parquet file, if not all."""
+    from pyarrow import ipc, memory_map, parquet
 
-    table = feather.read_table(path, memory_map=True)
-    return table.num_rows, table.num_columns
+    if path.suffix.lower() == ".parquet":
+        with parquet.ParquetFile(path) as file:
+            known = None if names is None else [n for n in names if n in file.schema_arrow.names]
+            yield from file.iter_batches(batch_size=rows or LARGEST_FRAME, columns=known)
+        return
+    with memory_map(str(path)) as source, ipc.open_file(source) as file:
+        for index in range(file.num_record_batches):
+            yield file.get_batch(index)
+
+
+def _extent_of_arrow(path: Path, rows: int | None) -> tuple[int, int]:
+    """The rows that are read at once, all unless it is said how many, and the columns."""
+    from pyarrow import ipc, memory_map, parquet
+
+    if path.suffix.lower() == ".parquet":
+        about = parquet.read_metadata(path)
+        return rows or about.num_rows, about.num_columns
+    with memory_map(str(path)) as source, ipc.open_file(source) as file:
+        batches = range(0 if rows else file.num_record_batches)
+        return rows or sum(file.get_batch(index).num_rows for index in batches), len(file.schema)
+
+
+def _integers_with_gaps(path: Path, names: Sequence[str]) -> list[str]:
+    """Those of the columns that become floating-point numbers, in every frame or in none."""
+    import pyarrow
+
+    found: set[str] = set()
+    for batch in _arrow_batches(path, ROWS, names) if names else ():
+        for name in set(batch.schema.names).intersection(names):
+            column = batch.column(name)
+            if pyarrow.types.is_integer(column.type) and column.null_count:
+                found.add(name)
+    return sorted(found)
 
 
 def _with_rows(frame: Any, what: str) -> Any:
@@ -323,31 +477,17 @@ def check_different(names: Sequence[str], what: str) -> None:
     )
 
 
-def kept_columns(
-    frame: Any, names: Sequence[str], path: Path, separator: str | None
-) -> dict[str, np.ndarray]:
-    """Columns as the file has them: in a text file 007 is a name, not a number."""
-    known = [str(name) for name in frame.columns]
+def kept_columns(frame: Any, names: Sequence[str], path: Path) -> dict[str, np.ndarray]:
+    """Columns to keep of a frame that has types: its numbers, and all else as text."""
+    names = _known_names(names, [str(name) for name in frame.columns], path)
+    return {name: _plain_or_text(frame[name]) for name in names}
+
+
+def _known_names(names: Sequence[str], known: Sequence[str], path: Path) -> list[str]:
     for name in names:
         if name not in known:
             raise unknown_name(f"column to keep of {path}", name, known)
-    if not names or path.suffix.lower() not in SEPARATORS:
-        return {name: _plain_or_text(frame[name]) for name in names}
-    names = list(dict.fromkeys(names))
-    places = [known.index(name) for name in names]
-    encoding = _encoding_of(path, warn=False)
-    text = pandas().read_csv(
-        path,
-        sep=separator or separator_of(path, encoding),
-        skip_blank_lines=False,
-        index_col=False,
-        usecols=places,
-        dtype=str,
-        na_filter=False,
-        encoding=encoding,
-    )
-    text.columns = [known[place] for place in sorted(places)]
-    return {name: text[name].loc[frame.index].to_numpy(dtype=str) for name in names}
+    return list(dict.fromkeys(names))
 
 
 def _plain_or_text(column: Any) -> np.ndarray:

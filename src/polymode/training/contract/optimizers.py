@@ -300,12 +300,21 @@ class MemberOptimizer:
             self._load(instance, state)
 
     def _load(self, instance: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        instance.load_state_dict(state)
+        groups = zip(instance.param_groups, state["param_groups"], strict=True)
+        instance.load_state_dict(state | {"param_groups": [_with_options(*group) for group in groups]})
         for parameter, moments in instance.state.items():
             for name, value in moments.items():
                 # Files hold tensors in plain order; fused kernels need the parameter's own layout.
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     moments[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _with_options(group: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved group with the options that it lacks; a ``ValueError`` where one is none of the optimiser's."""
+    for name, value in group.items():
+        if isinstance(value, int | float) and not isinstance(saved.get(name, value), int | float | Tensor):
+            raise ValueError(f"the optimiser's {name} is {saved[name]!r}, which is no number")
+    return {name: value for name, value in group.items() if name != "params"} | saved
 
 
 def _step_of(instance: torch.optim.Optimizer) -> Callable[[], Any]:

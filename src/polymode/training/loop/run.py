@@ -202,8 +202,7 @@ class Run:
             for key in ("backend", "prediction_backend"):
                 if self.record[key] not in BACKENDS:
                     raise unknown_name(f"{key} of the checkpoint", self.record[key], BACKENDS)
-            if self.record["threads"] is not None:
-                require_whole("threads of the checkpoint", self.record["threads"])
+            require_whole("threads of the checkpoint", self.record["threads"])
             execution = Execution(
                 self.request.device,
                 self.record["backend"],

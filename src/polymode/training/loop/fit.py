@@ -22,7 +22,7 @@ from polymode.training.contract.method import Method
 from polymode.training.loop.material import Request, remarks_on
 from polymode.training.loop.processes import check_processes, run_in_processes
 from polymode.training.loop.run import Run
-from polymode.training.loop.settings import Settings, read_settings
+from polymode.training.loop.settings import Computing, Settings, read_settings
 
 AnyData = Data | DataLoader
 
@@ -95,27 +95,20 @@ def fit(
         run's name in the progress. options: JSON values for the run's manifest.
     """
     computing, keeping = read_settings(settings, Options.__annotations__)
-    _check_kinds(method, extend)
     many = isinstance(data, list | tuple)
-    sources = [as_data(part) for part in (data if many else [data])]
-    require(len(sources) > 0, "The list of data sets is empty.")
-    method, epochs = _sized(method, epochs, budget)
-    first_chain = _first_chain(extend, many=many)
-    request = Request(
-        method=method,
-        model=_in_double(model) if computing.precision == "double" else model,
-        sources=sources,
-        validation=_validation_list(validation, len(sources), many=many),
-        likelihood=make_likelihood(
-            likelihood
-        ).uncalibrated,  # what others learned is not about these networks
+    request = request_for(
+        method,
+        model,
+        data,
+        computing,
+        likelihood=likelihood,
         epochs=epochs,
-        seeds=_seed_list(seed, len(sources)),
-        chains=range(first_chain, first_chain + method.total_chains),
-        device=computing.device_of(model),
-        precision=computing.precision,
+        budget=budget,
+        validation=validation,
+        seed=seed,
         shared_order=shared_order,
-        initial=_initial_list(initial, extend, len(sources)),
+        initial=initial,
+        extend=extend,
     )
     check_processes(computing.processes, request)
     folder = keeping.folder()
@@ -134,6 +127,46 @@ def fit(
     if extend is not None:
         posteriors = [_extended(extend, posteriors[0])]
     return posteriors if many else posteriors[0]
+
+
+def request_for(
+    method: Method,
+    model: Model,
+    data: AnyData | Sequence[AnyData],
+    computing: Computing,
+    *,
+    likelihood: str | Likelihood,
+    epochs: int | None = None,
+    budget: float | None = None,
+    validation: AnyData | Sequence[AnyData] | None = None,
+    seed: int | Sequence[int] = 0,
+    shared_order: bool = False,
+    initial: Posterior | Sequence[Posterior] | None = None,
+    extend: Posterior | None = None,
+) -> Request:
+    """What ``fit`` is asked to do with these arguments."""
+    _check_kinds(method, extend)
+    many = isinstance(data, list | tuple)
+    sources = [as_data(part) for part in (data if many else [data])]
+    require(len(sources) > 0, "The list of data sets is empty.")
+    method, epochs = _sized(method, epochs, budget)
+    first_chain = _first_chain(extend, many=many)
+    return Request(
+        method=method,
+        model=_in_double(model) if computing.precision == "double" else model,
+        sources=sources,
+        validation=_validation_list(validation, len(sources), many=many),
+        likelihood=make_likelihood(
+            likelihood
+        ).uncalibrated,  # what others learned is not about these networks
+        epochs=epochs,
+        seeds=_seed_list(seed, len(sources)),
+        chains=range(first_chain, first_chain + method.total_chains),
+        device=computing.device_of(model),
+        precision=computing.precision,
+        shared_order=shared_order,
+        initial=_initial_list(initial, extend, len(sources)),
+    )
 
 
 @contextmanager

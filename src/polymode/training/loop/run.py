@@ -25,6 +25,9 @@ from polymode.training.loop.settings import Computing, Keeping
 from polymode.training.loop.training import Training
 
 
+PROCESS_STATUS = Path("/proc/self/status")
+
+
 class Run:
     """One run of a request; ``execute`` takes it from its newest checkpoint, or the start, to the end."""
 
@@ -62,16 +65,16 @@ class Run:
             folder.checkpoints.load(self._restore)
             self._go_on_with(self.computing.threads)
         else:
-            self._begin()
+            self.begin()
         with with_threads(self.record["threads"]):
             if folder is not None and resumed:
                 folder.began(self.record, "resume", epochs_done=self.training.position.epochs_done)
             elif folder is not None:
                 folder.began(self.record, "begin")
-                self._save()
+                self.save()
             return self._to_the_end()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Decide how the run is executed, and put the training at its start."""
         began = time.perf_counter()
         execution, step_seconds = choose_execution(self.material, self.computing)
@@ -95,7 +98,7 @@ class Run:
                     for data_set, posterior in enumerate(training.posteriors())
                 ]
                 if self.folder is not None:
-                    self._save()
+                    self.save()
                     posteriors = self.folder.finish(posteriors)
         except BaseException as error:
             reporter.close()
@@ -120,10 +123,10 @@ class Run:
                 if interruption is not None:
                     interruption.check()
             except BaseException:
-                self._save()  # between steps the state is whole: nothing is lost
+                self.save()  # between steps the state is whole: nothing is lost
                 raise
             if time.monotonic() - saved_at >= self.keeping.checkpoint_seconds:
-                self._save()
+                self.save()
                 saved_at = time.monotonic()
 
     def _report(self) -> None:
@@ -164,7 +167,8 @@ class Run:
 
     # --- checkpoints ----------------------------------------------------------------------------
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write a checkpoint of the training as it is now, where there is a folder."""
         if self.folder is not None:
             content = {"training": self.training.content(), "record": self.record, "seconds": self.seconds}
             self.folder.save(self.training.position.number, content)
@@ -205,7 +209,12 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
         return 0
+    try:  # Linux: the other number is that of the process which started this one, where it was larger
+        lines = PROCESS_STATUS.read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        pass
     import resource  # not there on every platform
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts kilobytes
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes elsewhere

@@ -26,7 +26,7 @@ from polymode.posteriors import Posterior
 from polymode.training.contract import Method
 from polymode.training.keeping.progress import Reporter
 from polymode.training.loop.fit import request_for
-from polymode.training.loop.forecast import TRIAL_SECONDS, forecast
+from polymode.training.loop.forecast import TRIAL_SECONDS, Judged, forecast
 from polymode.training.loop.run import peak_memory
 from polymode.training.loop.settings import Computing
 
@@ -180,21 +180,20 @@ def _measured(options: PlanOptions, label: str, size: Size, threads: int, asked:
             is_whole = size == (number, sized.total_chains)
             request = replace(request, chains=range(size[1]))
 
-            def seconds_to_judge(posteriors: Sequence[Posterior]) -> float:
-                """Of all posteriors: the first once, as it loads what is needed, the second for the others."""
-                seconds = []
-                for posterior, replicate in list(
-                    zip(posteriors, learned_from(sized, replicates), strict=True)
-                )[:2]:
+            def judged(posteriors: Sequence[Posterior]) -> Judged:
+                """The first posterior counts once, as it loads what is needed, the second for all others."""
+                seconds, written = [], 0
+                for posterior, each in zip(posteriors[:2], learned_from(sized, replicates), strict=False):
                     began = time.perf_counter()
-                    judge(posterior, replicate.data, job.task.ood, num_draws=options.num_draws)
+                    found = judge(posterior, each.data, job.task.ood, num_draws=options.num_draws)
                     seconds.append(time.perf_counter() - began)
-                return seconds[0] + (len(posteriors) - 1) * seconds[-1]
+                    written = sum(t.numel() * t.element_size() for t in found.predictions.values())
+                return Judged(seconds[0] + (len(posteriors) - 1) * seconds[-1], len(posteriors) * written)
 
             found = forecast(
                 request,
                 computing,
-                judge=seconds_to_judge if is_whole else None,
+                judge=judged if is_whole else None,
                 trial_seconds=options.trial,
             )
         except (PolymodeError, InputError, RuntimeError, MemoryError) as error:

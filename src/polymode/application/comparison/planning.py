@@ -119,7 +119,7 @@ class Plan:
 
     @property
     def judging_seconds(self) -> float:
-        return sum(method.whole.forecast.judging_seconds for method in self.methods)
+        return sum(method.whole.forecast.judging.seconds for method in self.methods)
 
     def seconds_on(self, workers: int) -> float:
         """Until all is trained, on workers that take the longest parts first, and judged, in one process."""

@@ -17,7 +17,7 @@ import torch
 from polymode.errors import NonFiniteLoss
 from polymode.networks.members import Members
 from polymode.posteriors import Posterior
-from polymode.posteriors.base import MANIFEST
+from polymode.posteriors.base import CONSTANTS, MANIFEST
 from polymode.posteriors.particles import MemberStore
 from polymode.storage import finite
 from polymode.training.contract.execution import Execution
@@ -61,13 +61,21 @@ class PhaseForecast:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """What judging posteriors takes, and what it leaves on disk."""
+
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
 class Forecast:
     """What a run will cost.
 
     num_chains, num_data_sets: that train side by side. num_members: that a posterior will have; None where
     it can draw any number. epochs: of a chain, in all phases. member_epochs: of one data set.
     setup_seconds: what is done once, from reading the input over choosing how to compute (and compiling) to
-    writing the posteriors. judging_seconds: as they were told, for as many members as there will be.
+    writing the posteriors. judging: as it was told, its seconds for as many members as there will be.
     memory_bytes: most that the process, or the device, held in the trial.
     checkpoint_bytes: of a checkpoint at the end of the costliest phase's epochs; first_checkpoint_bytes: of
     the one that a run begins with. members_bytes: of members that are finished before the run is.
@@ -83,7 +91,7 @@ class Forecast:
     phases: tuple[PhaseForecast, ...]
     setup_seconds: float
     save_seconds: float
-    judging_seconds: float
+    judging: Judged
     memory_bytes: int
     first_checkpoint_bytes: int
     checkpoint_bytes: int
@@ -125,7 +133,7 @@ class Forecast:
 
     @property
     def disk_finished(self) -> int:
-        return self.posterior_bytes + self.log_bytes
+        return self.posterior_bytes + self.log_bytes + self.judging.bytes
 
     def config(self) -> dict[str, Any]:
         """All of it as JSON values."""
@@ -138,15 +146,16 @@ def forecast(
     request: Request,
     computing: Computing = Computing(),
     *,
-    judge: Callable[[Sequence[Posterior]], float] | None = None,
+    judge: Callable[[Sequence[Posterior]], Judged] | None = None,
     trial_seconds: float = TRIAL_SECONDS,
     folder: Path | None = None,
 ) -> Forecast:
     """Begin a run as ``fit`` does, take some steps of every kind of its phases, and say what all will cost.
 
-    The run works in a temporary folder (in ``folder``), which is removed, on chains of its own. judge: called
-    with the posteriors as the trial leaves them; tells the seconds that judging them takes. A phase of a kind that came before is not
-    repeated, only begun and ended. Memory is that of the whole process: a fresh one tells the truth.
+    The run works on chains of its own, in a temporary folder (inside ``folder``) that is removed. A phase of a
+    kind that came before is not repeated, only begun and ended. judge: called with the posteriors as the trial
+    leaves them; tells what judging them takes. Memory is that of the whole process: only in a fresh one is it
+    that of the run.
     """
     with TemporaryDirectory(prefix="polymode-plan-", dir=folder) as temporary, without_denormals():
         return _Trial(request, computing, Path(temporary) / "run", trial_seconds).forecast(judge)
@@ -178,12 +187,12 @@ class _Trial:
         self.once = 0.0  # seconds of what a run does once
         self.checkpoints: list[int] = []  # bytes of each
         self.save_seconds = 0.0  # of the latest
-        self.kept_by_steps = 0.0  # members, of the whole run
+        self.kept_in_trial, self.kept_by_steps = 0, 0.0  # members that steps finish, and in the whole run
         with self._once():
             self.run = Run(request, folder, computing, Keeping(progress=False))
         self.store = self.run.material.state.finished = _CountingStore(folder / MEMBERS)
 
-    def forecast(self, judge: Callable[[Sequence[Posterior]], float] | None) -> Forecast:
+    def forecast(self, judge: Callable[[Sequence[Posterior]], Judged] | None) -> Forecast:
         run, request = self.run, self.request
         assert run.folder is not None  # a trial has one
         with run.folder.lock():
@@ -201,16 +210,10 @@ class _Trial:
                 growth = kept / len(self.store.finished) if self.store.finished else 1.0
                 epochs = sum(phase.epochs for phase in phases)
                 posteriors, seconds = self._posteriors()
+                posterior_bytes = self._posterior_bytes(growth, epochs - trial_epochs)
                 self.once += self.save_seconds + growth * seconds
                 memory_bytes = peak_memory(request.device)
-                judging = 0.0 if judge is None else growth * judge(posteriors)
-        more = epochs - trial_epochs  # rows of the history that the trial lacks; fewer, where it is longer
-        per_row = len(json.dumps(run.training.history.rows)) / trial_epochs
-        posterior_bytes = sum(
-            _size(path) * growth if path.name.startswith(MEMBERS) else _size(path) + more * per_row * is_manifest
-            for path in self.folder.glob("posterior-*/*")
-            for is_manifest in [path.suffix == ".json"]
-        )
+                judging = Judged() if judge is None else judge(posteriors)
         first = posteriors[0]
         share = len(request.chains) / request.method.total_chains
         return Forecast(
@@ -223,12 +226,12 @@ class _Trial:
             phases=phases,
             setup_seconds=self.once,
             save_seconds=self.save_seconds,
-            judging_seconds=judging,
+            judging=replace(judging, seconds=growth * judging.seconds),
             memory_bytes=memory_bytes,
             first_checkpoint_bytes=self.checkpoints[0],
             checkpoint_bytes=max(self.checkpoints),
             members_bytes=round(kept * self._member_bytes()),
-            posterior_bytes=round(posterior_bytes),
+            posterior_bytes=posterior_bytes,
             log_bytes=manifest_bytes + began_bytes + round(epochs * epoch_bytes),
         )
 
@@ -274,7 +277,7 @@ class _Trial:
         The first and the last step of an epoch come first, cold: they import, compile and touch memory, and
         what they take longer than others is done once. Then come whole epochs, as far as the time goes.
         """
-        count = self.store.count
+        self.kept_in_trial = 0
         cold = self._steps(phase, 0, 1)
         if steps > 1:
             cold += self._steps(phase, steps - 1, 1)
@@ -295,9 +298,7 @@ class _Trial:
         mean = sum(weight * each for weight, each in epochs) / sum(weight for weight, _ in epochs)
         end = sum(ends) / len(ends)
         self.once += max(0.0, sum(cold) - len(cold) * mean) + max(0.0, cold_end - end)
-        if phase.end_epoch is nothing:  # what was kept was kept by steps
-            kept = (self.store.count - count) / (number + len(cold))
-            self.kept_by_steps += kept * steps * phase.epochs
+        self.kept_by_steps += self.kept_in_trial * steps * phase.epochs / (number + len(cold))
         return mean, end, number
 
     def _steps(self, phase: Phase, first: int, number: int, seconds: float = math.inf) -> list[float]:
@@ -305,13 +306,15 @@ class _Trial:
         training, found = self.run.training, []
         training.position.epoch = 0 if phase.keep is None else phase.keep.from_epoch - 1
         training.position.step = first
-        began = before = self._now()
+        count, began = self.store.count, self._now()
+        before = began
         for _ in training.steps(phase):
             now = self._now()
             found.append(now - before)
             before = now
             if len(found) == number or now - began > seconds:
                 break
+        self.kept_in_trial += self.store.count - count
         return found
 
     def _end(self, phase: Phase) -> float:
@@ -356,6 +359,16 @@ class _Trial:
         for index, posterior in enumerate(posteriors):
             posterior.save(self.folder / f"posterior-{index}")
         return posteriors, self._now() - began
+
+    def _posterior_bytes(self, growth: float, more: int) -> int:
+        """Of all posteriors with so many times the members, and so many more rows of history (or fewer)."""
+        rows = self.run.training.history.rows
+        total = 0.0
+        for folder in self.folder.glob("posterior-*"):
+            members = sum(_size(path) for path in folder.glob("*.safetensors") if path.name != CONSTANTS)
+            manifest = _size(folder / "posterior.json") + more * len(json.dumps(rows)) / len(rows)
+            total += growth * members + _size(folder / CONSTANTS) + manifest
+        return round(total)
 
     def _member_bytes(self) -> float:
         files = list((self.folder / MEMBERS).glob("*"))

@@ -4,11 +4,12 @@
     python benchmarks/plan.py --cases digits --repeats 1
     python benchmarks/plan.py --development                # those it was made with
 
-Each repeat plans a case, then trains and judges every method of it by ``polymode compare`` in a fresh process,
-so that what else the machine does falls on both. Seconds are those of a run with its set-up; memory is the
-most that the process held above what importing polymode takes; disk is the largest sum of file sizes that
-was seen every ten milliseconds, and the sum at the end. The median of the repeats counts, and every ratio
-planned / true is kept; of seconds also the ratio of the best, which neighbours disturb least.
+Each repeat plans a case, then trains and judges every method of it by ``polymode compare`` in a fresh
+process, so that what else the machine does falls on both. Seconds are those of a run with its set-up;
+memory is the most that the process held above what importing polymode takes; disk is the largest sum of
+file sizes that was seen every ten milliseconds, and the sum at the end. The median of the repeats counts,
+and every ratio planned / true is kept; of seconds also the ratio of the best, which neighbours disturb
+least.
 
 On a machine where others compute, the wall clock of a plan and of a run a minute later differ by whatever
 they do in between. ``--clock cpu`` lets both count the processor's seconds of their process instead, by a

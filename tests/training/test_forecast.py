@@ -171,9 +171,7 @@ def test_judging_is_told_for_as_many_members_as_there_will_be():
 
 
 def test_a_network_that_a_method_refuses_is_an_input_error():
-    request = request_for(
-        pm.methods.Tunnel(3), network, DATA, COMPUTING, likelihood="categorical", epochs=3
-    )
+    request = request_for(pm.methods.Tunnel(3), network, DATA, COMPUTING, likelihood="categorical", epochs=3)
     with pytest.raises(InputError, match="initial"):
         forecast(request, COMPUTING)
 

@@ -112,7 +112,17 @@ def test_a_plan_as_json_has_what_the_comparison_then_spends(tmp_path):
 
 def test_a_table_says_what_each_method_costs_or_why_it_cannot_be_told(tmp_path):
     said = polymode(
-        "plan", *QUICK, "--budget", 10, "--seeds", 1, "--workers", 1, "--methods", "single,tunnel", cwd=tmp_path
+        "plan",
+        *QUICK,
+        "--budget",
+        10,
+        "--seeds",
+        1,
+        "--workers",
+        1,
+        "--methods",
+        "single,tunnel",
+        cwd=tmp_path,
     )
     line = next(line for line in said.stdout.splitlines() if line.strip().startswith("single"))
     assert line.split()[1:5] == ["1", "1", "10", "10"]  # chain, member, epochs, member-epochs

@@ -74,11 +74,11 @@ class _Subject:
 
 
 def _subject(options: PlanOptions) -> _Subject:
-    options = with_splits(options)
-    if options.reference:
-        options = replace(options, validation="none")
-    job = load_job(options)
-    unasked, lines = unasked_methods(options, job)
+    given: CompareOptions = with_splits(options)
+    if given.reference:
+        given = replace(given, validation="none")  # as the comparison would
+    job = load_job(given)
+    unasked, lines = unasked_methods(given, job)
     wanted = wanted_methods(options.methods, COMPARED) | unasked
     budget = options.budget or job.task.suggested_budget
     amount = budget if options.equal == "budget" else float(options.epochs or max(1, round(budget / 5)))
@@ -221,7 +221,9 @@ def _table(plan: Plan) -> Table:
         found = method.whole.forecast
         table.add_row(
             escape(method.label),
-            f"{found.num_data_sets} x {found.num_chains}" if found.num_data_sets > 1 else f"{found.num_chains}",
+            f"{found.num_data_sets} x {found.num_chains}"
+            if found.num_data_sets > 1
+            else f"{found.num_chains}",
             "any" if found.num_members is None else f"{found.num_members:,}",
             f"{found.epochs:,}",
             f"{found.member_epochs * found.num_data_sets:,.0f}",
@@ -257,22 +259,24 @@ def _footnotes(plan: Plan, subject: _Subject, options: PlanOptions) -> list[str]
         return lines
     base = max(method.whole.base_bytes for method in plan.methods)
     lines.append(
-        f"measured: {options.trial:g} s of steps of each kind of phase with their epochs' ends and validation, "
-        "setting up, a checkpoint, the posteriors and their judging, in a fresh process for each method "
-        f"({size(base)} of its memory is there before any data are read)."
+        f"measured: {options.trial:g} s of steps of each kind of phase, with ends of epochs and validation; "
+        "setting up, a checkpoint, the posteriors and their judging; in a fresh process for each method "
+        f"({size(base)} of its memory is there before any data are read; what judging holds is not counted)."
     )
     if any(method.part for method in plan.methods):
         lines.append(
-            "workers: the smallest part was measured, too; parts between lie on a straight line. Each worker is "
-            "taken to compute as this machine does with its share of threads, undisturbed by the others; judging "
-            "follows in one process."
+            "workers: the smallest part was measured, too; others lie on a straight line in between. A worker is "
+            "taken to compute as this machine does with its share of threads, undisturbed by the others; "
+            "judging follows in one process."
         )
     if any(not phase.measured for m in plan.methods for phase in m.whole.forecast.phases):
         lines.append("† some phase could not be begun by itself: its steps count as those before it.")
     if subject.job.task.splits[0].validation is not None:
         lines.append("Trainings that stop early, when held-out rows no longer improve, cost less than this.")
     if subject.job.task.likelihoods:
-        lines.append("Not counted: the trial that chooses the noise of numbers, which one network trains for.")
+        lines.append(
+            "Not counted: the trial that chooses the noise of numbers, which one network trains for."
+        )
     return lines
 
 

@@ -144,7 +144,7 @@ class Forecast:
 
 def forecast(
     request: Request,
-    computing: Computing = Computing(),
+    computing: Computing,
     *,
     judge: Callable[[Sequence[Posterior]], Judged] | None = None,
     trial_seconds: float = TRIAL_SECONDS,
@@ -152,10 +152,10 @@ def forecast(
 ) -> Forecast:
     """Begin a run as ``fit`` does, take some steps of every kind of its phases, and say what all will cost.
 
-    The run works on chains of its own, in a temporary folder (inside ``folder``) that is removed. A phase of a
-    kind that came before is not repeated, only begun and ended. judge: called with the posteriors as the trial
-    leaves them; tells what judging them takes. Memory is that of the whole process: only in a fresh one is it
-    that of the run.
+    The run works on chains of its own, in a temporary folder (inside ``folder``) that is removed. A phase of
+    a kind that came before is not repeated, only begun and ended. judge: called with the posteriors as the
+    trial leaves them; tells what judging them takes. Memory is that of the whole process: only in a fresh one
+    is it that of the run.
     """
     with TemporaryDirectory(prefix="polymode-plan-", dir=folder) as temporary, without_denormals():
         return _Trial(request, computing, Path(temporary) / "run", trial_seconds).forecast(judge)
@@ -267,9 +267,7 @@ class _Trial:
         self._save()
         if phase.keep is None or training.state.best is not None:
             borders += self._seconds_of(lambda: training.leave(phase))
-        return PhaseForecast(
-            phase.name, 1, phase.epochs, steps, step_seconds, end_seconds, borders, measured
-        )
+        return PhaseForecast(phase.name, 1, phase.epochs, steps, step_seconds, end_seconds, borders, measured)
 
     def _times(self, phase: Phase, steps: int) -> tuple[float, float, int]:
         """Mean seconds of a step and of an epoch's end, and how many steps were timed.
@@ -302,7 +300,7 @@ class _Trial:
         return mean, end, number
 
     def _steps(self, phase: Phase, first: int, number: int, seconds: float = math.inf) -> list[float]:
-        """Seconds of the steps of an epoch from ``first`` on: one, and up to ``number`` while there is time."""
+        """Seconds of steps of an epoch from ``first`` on: one, and up to ``number`` while there is time."""
         training, found = self.run.training, []
         training.position.epoch = 0 if phase.keep is None else phase.keep.from_epoch - 1
         training.position.step = first

@@ -24,7 +24,6 @@ from polymode.training.loop.material import Request, gather
 from polymode.training.loop.settings import Computing, Keeping
 from polymode.training.loop.training import Training
 
-
 PROCESS_STATUS = Path("/proc/self/status")
 
 

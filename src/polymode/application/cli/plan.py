@@ -265,7 +265,7 @@ def _footnotes(plan: Plan, subject: _Subject, options: PlanOptions) -> list[str]
     )
     if any(method.part for method in plan.methods):
         lines.append(
-            "workers: the smallest part was measured, too; others lie on a straight line in between. A worker is "
+            "workers: the smallest part was measured, too; others lie on a line in between. A worker is "
             "taken to compute as this machine does with its share of threads, undisturbed by the others; "
             "judging follows in one process."
         )

@@ -24,7 +24,7 @@ METHODS = {
     "single": lambda: (pm.methods.Single(keep="best"), 4),
     "deep_ensemble": lambda: (pm.methods.DeepEnsemble(3), 4),
     "sequential_anchored": lambda: (pm.methods.SequentialAnchored(2, prior_std=1.0, short_epochs=1), 12),
-    "late_phase": lambda: (pm.methods.LatePhase(2, start=0.5, keep_members=True), 4),
+    "late_phase": lambda: (pm.methods.LatePhase(2, start=0.5), 4),
     "swag": lambda: (pm.methods.SWAG(pm.methods.Single(), start=1, num_draws=7, rank=2), 4),
     "snapshot": lambda: (pm.methods.Snapshot(3), 6),
     "cyclical_sgmcmc": lambda: (
@@ -126,6 +126,10 @@ def test_checkpoints_are_as_large_as_those_of_the_run(name, tmp_path):
         for path, name in ((first, "previous.json"), (second, "checkpoint.json"))
     )
     assert found.first_checkpoint_bytes == pytest.approx(first, rel=0.01)
+    if name == "late_phase":  # its last phase looks at the members, without any optimiser
+        assert found.last_checkpoint_bytes < found.checkpoint_bytes
+    else:
+        assert found.last_checkpoint_bytes == found.checkpoint_bytes
     if name in ("single", "deep_ensemble"):  # whose one phase is that of all checkpoints
         assert found.checkpoint_bytes == pytest.approx(second, rel=0.01)
     assert found.checkpoint_bytes > 0.99 * second
@@ -182,6 +186,7 @@ def of(phases, **changes):
         "save_seconds": 0.5,
         "first_checkpoint_bytes": 10,
         "checkpoint_bytes": 30,
+        "last_checkpoint_bytes": 25,
         "members_bytes": 7,
         "posterior_bytes": 20,
         "log_bytes": 3,
@@ -204,8 +209,10 @@ def test_seconds_and_bytes_follow_from_their_laws():
     assert short.num_saves == 0
     assert short.training_seconds == pytest.approx(2 * 0.25 + 10 * (4 * 0.5 + 1.0) + 5 * 2.0)
     assert short.seconds == pytest.approx(5.0 + short.training_seconds)
-    assert short.disk_running == 10 + 30 + 20 + 7 + 3  # the first and the last checkpoint, the posterior
+    assert short.disk_running == 10 + 25 + 20 + 7 + 3  # the first and the last checkpoint, the posterior
     assert short.disk_finished == 20 + 3 + 4
+    once = of((replace(phases[0], epochs=30),))  # 90.5 s: one checkpoint between the first and the last
+    assert once.disk_running == max(10 + 30 + 25, 30 + 25 + 20) + 7 + 3
     long = of((replace(phases[0], epochs=1000),))  # 3,000.5 s: a checkpoint a minute
     assert long.num_saves == 50
     assert long.training_seconds == pytest.approx(3000.5 + 50 * 0.5)

@@ -54,7 +54,7 @@ def measured(data_sets, chains, seconds, memory):
         *(0.0, 0.0),
         Judged(2.0, 5),
         memory,
-        *(10, 20, 0, 7, 1),
+        *(10, 20, 20, 0, 7, 1),
     )
     return Measured(found, 50, 0.5)
 

@@ -77,8 +77,8 @@ class Forecast:
     setup_seconds: what is done once, from reading the input over choosing how to compute (and compiling) to
     writing the posteriors. judging: as it was told, its seconds for as many members as there will be.
     memory_bytes: most that the process, or the device, held in the trial.
-    checkpoint_bytes: of a checkpoint at the end of the costliest phase's epochs; first_checkpoint_bytes: of
-    the one that a run begins with. members_bytes: of members that are finished before the run is.
+    checkpoint_bytes: of a checkpoint at the end of an epoch of the costliest phase; first_checkpoint_bytes,
+    last_checkpoint_bytes: of those that a run begins and ends with. members_bytes: of members that are finished before the run is.
     posterior_bytes: of all posteriors. log_bytes: of events and the manifest.
     """
 
@@ -95,6 +95,7 @@ class Forecast:
     memory_bytes: int
     first_checkpoint_bytes: int
     checkpoint_bytes: int
+    last_checkpoint_bytes: int
     members_bytes: int
     posterior_bytes: int
     log_bytes: int
@@ -126,10 +127,11 @@ class Forecast:
     @property
     def disk_running(self) -> int:
         """Most bytes on disk at once: two checkpoints, and a third or the posteriors being written."""
-        last = self.checkpoint_bytes
-        before = last if self.num_saves else self.first_checkpoint_bytes
-        third = min(self.num_saves, 1) * (last if self.num_saves > 1 else self.first_checkpoint_bytes)
-        return before + last + max(third, self.posterior_bytes) + self.members_bytes + self.log_bytes
+        between = [self.checkpoint_bytes] * min(self.num_saves, 3)
+        saved = [self.first_checkpoint_bytes, *between, self.last_checkpoint_bytes]
+        at_once = [sum(saved[n : n + 3]) for n in range(len(saved) - 2)]
+        most = max([*at_once, sum(saved[-2:]) + self.posterior_bytes])
+        return most + self.members_bytes + self.log_bytes
 
     @property
     def disk_finished(self) -> int:
@@ -185,7 +187,7 @@ class _Trial:
     def __init__(self, request: Request, computing: Computing, folder: Path, seconds: float) -> None:
         self.request, self.folder, self.seconds = request, folder, seconds
         self.once = 0.0  # seconds of what a run does once
-        self.checkpoints: list[int] = []  # bytes of each
+        self.checkpoints: dict[tuple[Any, ...], int] = {}  # bytes, in phases of each kind
         self.save_seconds = 0.0  # of the latest
         self.kept_in_trial, self.kept_by_steps = 0, 0.0  # members that steps finish, and in the whole run
         with self._once():
@@ -201,7 +203,7 @@ class _Trial:
             with with_threads(run.record["threads"]):
                 with self._once():
                     run.folder.began(run.record, "begin")
-                    self._save()
+                    first_bytes = self._save()
                 manifest_bytes, began_bytes = _size(self.folder / MANIFEST), _size(self.folder / EVENTS)
                 phases = tuple(self._walk())
                 trial_epochs = len(run.training.history.rows)
@@ -228,8 +230,9 @@ class _Trial:
             save_seconds=self.save_seconds,
             judging=replace(judging, seconds=growth * judging.seconds),
             memory_bytes=memory_bytes,
-            first_checkpoint_bytes=self.checkpoints[0],
-            checkpoint_bytes=max(self.checkpoints),
+            first_checkpoint_bytes=first_bytes,
+            checkpoint_bytes=max(self.checkpoints.values()),
+            last_checkpoint_bytes=self.checkpoints[_kind(run.training.phases[-1])],
             members_bytes=round(kept * self._member_bytes()),
             posterior_bytes=posterior_bytes,
             log_bytes=manifest_bytes + began_bytes + round(epochs * epoch_bytes),
@@ -264,7 +267,7 @@ class _Trial:
             if latest is None:
                 raise
             step_seconds, end_seconds, measured = latest.step_seconds, latest.end_seconds, 0
-        self._save()
+        self.checkpoints[_kind(phase)] = self._save()
         if phase.keep is None or training.state.best is not None:
             borders += self._seconds_of(lambda: training.leave(phase))
         return PhaseForecast(phase.name, 1, phase.epochs, steps, step_seconds, end_seconds, borders, measured)
@@ -343,11 +346,12 @@ class _Trial:
 
     # --- what is on disk ------------------------------------------------------------------------
 
-    def _save(self) -> None:
+    def _save(self) -> int:
+        """Write a checkpoint, and tell its bytes."""
         self.run.training.position.epochs_done += 1  # a file of its own
         self.save_seconds = self._seconds_of(self.run.save)
         newest = max((self.folder / "checkpoint").glob("state-*"), key=lambda path: path.name)
-        self.checkpoints.append(_size(newest) + _size(self.folder / "checkpoint" / NAMES[0]))
+        return _size(newest) + _size(self.folder / "checkpoint" / NAMES[0])
 
     def _posteriors(self) -> tuple[list[Posterior], float]:
         """The posteriors as the trial leaves them, and the seconds of making and writing them."""

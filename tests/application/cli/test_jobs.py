@@ -7,7 +7,7 @@ import torch
 from command_line import polymode, the_line
 
 import polymode as pm
-from polymode.application.cli.compare import CompareOptions, _unasked
+from polymode.application.cli.compare import CompareOptions, unasked_methods
 from polymode.application.cli.jobs import load_job, make_methods, run_folder, wanted_methods
 from polymode.application.cli.methods import as_typed
 from polymode.application.cli.options import parse
@@ -196,7 +196,7 @@ TINY = {"data": {"num_train": 60}, "model": {"hidden": [4]}}
 def unasked(**options):
     """What joins a comparison of two moons, and what is said about it."""
     options = CompareOptions(**{"data": "two_moons", "set": TINY} | options)
-    return _unasked(options, load_job(options))
+    return unasked_methods(options, load_job(options))
 
 
 def test_a_sampler_joins_a_comparison_that_can_afford_it():

@@ -21,6 +21,7 @@ from polymode.errors import (
 )
 
 COMMANDS = {
+    "plan": "what a comparison will cost, before it is begun",
     "compare": "which method is worth its price on this data",
     "train": "train one method, keep its posterior",
     "evaluate": "scores of a finished run",

@@ -126,7 +126,7 @@ def _earlier_methods(folder: Path) -> dict[str, str]:
     return wanted_methods(str(options.get("methods", "")), ())
 
 
-def _unasked(options: CompareOptions, job: Job) -> tuple[dict[str, str], list[str]]:
+def unasked_methods(options: CompareOptions, job: Job) -> tuple[dict[str, str], list[str]]:
     """Samplers that join the default methods, at a price of their own, where it can be afforded; in words."""
     found: dict[str, str] = {}
     lines: list[str] = []
@@ -149,7 +149,7 @@ def run(options: CompareOptions) -> None:
     """Compare, print the tables, write the page."""
     require_alone("compare")
     wanted = wanted_methods(options.methods, COMPARED)
-    options = _with_splits(options)
+    options = with_splits(options)
     if options.reference:
         options = replace(options, validation="none")  # a posterior is that of all training rows
     job = load_job(options)
@@ -161,7 +161,7 @@ def run(options: CompareOptions) -> None:
     amount = budget if options.equal == "budget" else float(options.epochs or max(1, round(budget / 5)))
     without_methods = config_of(options, without=["methods"]) | {"model": job.model_name, "budget": budget}
     folder = run_folder(options.run, "compare", [options.data, job.model_name], without_methods)
-    unasked, lines = _unasked(options, job)
+    unasked, lines = unasked_methods(options, job)
     wanted = _earlier_methods(folder) | wanted | unasked
     methods = make_methods(wanted, options.set, job.task.training)
     labelled = ",".join(name if name == label else f"{label}={name}" for label, name in wanted.items())
@@ -253,7 +253,7 @@ def run(options: CompareOptions) -> None:
         say(options, f"next     {command_line('train', following)}")
 
 
-def _with_splits(options: CompareOptions) -> CompareOptions:
+def with_splits(options: CompareOptions) -> CompareOptions:
     """The options with several splits of a small table: the test rows of one say too little."""
     given = options.set.get("data", {})
     if Path(options.data).suffix.lower() not in frames.SUFFIXES or "splits" in given or options.reference:

@@ -112,6 +112,9 @@ class JobOptions(JudgingOptions):
                 raise UsageError(
                     f"--set {section}={content!r}: say which option of it, {section}.OPTION=VALUE."
                 )
+        for name, least in (("seeds", self.fewest_seeds), ("processes", 1), ("workers", 0), ("cores", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"--{name} must be at least {least}, got {getattr(self, name)}.")
         if self.processes > 1 and (self.engine or self.workers):
             raise UsageError("--processes N is the same as --engine local --workers N: leave one out.")
         if self.address and self.engine not in ("ray", "dask"):
@@ -126,9 +129,6 @@ class JobOptions(JudgingOptions):
                 raise UsageError(
                     f"--validation {self.validation!r}: give a share between 0 and 1, auto or none."
                 )
-        for name, least in (("seeds", self.fewest_seeds), ("processes", 1), ("workers", 0), ("cores", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"--{name} must be at least {least}, got {getattr(self, name)}.")
 
     @property
     def made_engine(self) -> Engine | None:

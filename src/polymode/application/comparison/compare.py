@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any, Literal, Required, Unpack
+from typing import Any, Literal, Required, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -76,6 +76,14 @@ class Replicate:
 def replicates_of(task: Task, seeds: Sequence[int]) -> list[Replicate]:
     """Every split under every seed."""
     return [Replicate(i, seed, split) for i, split in enumerate(task.splits) for seed in seeds]
+
+
+class DataOfReplicates(TypedDict):
+    """What ``fit`` is given of replicates: a data set, held-out data and a seed for each."""
+
+    data: list[Data]
+    validation: list[Data] | None
+    seed: list[int]
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,7 @@ def compare(
     if judging.calibrate:
         require_validation(task, "calibrate")
     _check_baselines(baselines, methods, likelihood)
-    sizes = {label: _sized(method, budget, equal) for label, method in methods.items()}
+    sizes = {label: sized_for(method, budget, equal) for label, method in methods.items()}
     claim(folder, options or {})
     fits = {
         label: prepared_replicates(
@@ -211,7 +219,7 @@ def compare(
     return comparison
 
 
-def _sized(method: Method, budget: float, equal: Equal) -> tuple[Method, int]:
+def sized_for(method: Method, budget: float, equal: Equal) -> tuple[Method, int]:
     """The method and its epochs: those that all have in common, or the fewest that it is of use with."""
     if equal == "budget":
         return method.for_budget(max(budget, method.least_budget))
@@ -255,17 +263,12 @@ def prepared_replicates(
 
     initial: a posterior for each to begin at. computing: as ``fit`` has it.
     """
-    parts = [replicate.data for replicate in learned_from(method, replicates)]
-    validation = [part.validation for part in parts]
-    known: list[Data] = [part for part in validation if part is not None]
     return prepared(
         method,
         model,
-        _on_device([part.train for part in parts], computing.get("device")),
         likelihood=likelihood,
         epochs=epochs,
-        validation=known if len(known) == len(replicates) else None,
-        seed=[r.seed for r in replicates],
+        **data_of(method, replicates, computing.get("device")),
         initial=initial,
         run_dir=folder,
         resume=True,
@@ -291,6 +294,19 @@ def fitted_replicates(
     content = {"network": dict(network or {}), "posteriors": ready, "typical": typical}
     write_document(fit.folder / TASK_FILE, "task", content)
     return posteriors
+
+
+def data_of(
+    method: Method, replicates: Sequence[Replicate], device: torch.device | str | None
+) -> DataOfReplicates:
+    """The keywords of ``fit`` that say what a method sees of some replicates."""
+    parts = [replicate.data for replicate in learned_from(method, replicates)]
+    known: list[Data] = [part.validation for part in parts if part.validation is not None]
+    return {
+        "data": _on_device([part.train for part in parts], device),
+        "validation": known if len(known) == len(replicates) else None,
+        "seed": [replicate.seed for replicate in replicates],
+    }
 
 
 def _typical(replicates: Sequence[Replicate], folder: Path) -> list[dict[str, str] | None]:

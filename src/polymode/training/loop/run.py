@@ -25,6 +25,8 @@ from polymode.training.loop.material import Request, gather
 from polymode.training.loop.settings import Computing, Keeping
 from polymode.training.loop.training import Training
 
+PROCESS_STATUS = Path("/proc/self/status")
+
 
 class Run:
     """One run of a request; ``execute`` takes it from its newest checkpoint, or the start, to the end."""
@@ -66,7 +68,7 @@ class Run:
                 folder.checkpoints.load(self._restore)
             self._go_on_with(self.computing.threads)
         else:
-            self._begin()
+            self.begin()
         with with_threads(self.record["threads"]):
             if folder is None or not self.ranks.is_first:
                 return self._to_the_end()
@@ -74,10 +76,10 @@ class Run:
                 folder.began(self.record, "resume", epochs_done=self.training.position.epochs_done)
             else:
                 folder.began(self.record, "begin")
-                self._save()
+                self.save()
             return self._to_the_end()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Decide how the run is executed, and put the training at its start."""
         began = time.perf_counter()
         execution, step_seconds = self.material.problem.execution, {}
@@ -107,7 +109,7 @@ class Run:
                     replace(posterior, record=self._record_of(data_set))
                     for data_set, posterior in enumerate(training.posteriors())
                 ]
-                self._save()
+                self.save()
                 if self.folder is not None and self.ranks.is_first:
                     posteriors = self.folder.finish(posteriors)
                 self.ranks.meet()
@@ -140,10 +142,10 @@ class Run:
                 if interruption is not None:
                     interruption.check(self._any)
             except BaseException:
-                self._save()  # between steps the state is whole: nothing is lost
+                self.save()  # between steps the state is whole: nothing is lost
                 raise
             if time.monotonic() >= due:
-                self._save()
+                self.save()
                 due = time.monotonic() + self.keeping.seconds_to_next(self.writing)
 
     def _report(self) -> None:
@@ -188,7 +190,8 @@ class Run:
         """Whether any rank is asked to end: all of them end after the same step."""
         return self.ranks.any(asked, self.request.device)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write a checkpoint of the training as it is now, where there is a folder."""
         if self.folder is not None and self.ranks.is_first:
             began = time.monotonic()
             content = {"training": self.training.content(), "record": self.record, "seconds": self.seconds}
@@ -236,7 +239,12 @@ def peak_memory(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
         return 0
+    try:  # Linux: the other number is that of the process which started this one, where it was larger
+        lines = PROCESS_STATUS.read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        pass
     import resource  # not there on every platform
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts kilobytes
+    return peak if sys.platform == "darwin" else peak * 1024  # kilobytes elsewhere

@@ -73,27 +73,35 @@ class Training:
         while position.phase < len(self.phases):
             phase = self.phases[position.phase]
             if not position.entered:
-                self._build_optimizers(phase)
-                phase.enter(self.state)
-                self.state.best = None
-                position.entered = True
+                self.enter(phase)
             while position.epoch < phase.epochs and not position.stopped:
-                for _ in self._steps(phase):
+                for _ in self.steps(phase):
                     yield None
-                yield self._end_epoch(phase)
-            if phase.keep is not None:
-                take_best(self.state)
-            phase.leave(self.state)
+                yield self.end_epoch(phase)
+            self.leave(phase)
             # Epochs that were left out count: what comes next does not depend on who trained side by side.
             position.epochs_done += phase.epochs - position.epoch
             position.phase, position.epoch = position.phase + 1, 0
             position.entered = position.stopped = False
 
+    def enter(self, phase: Phase) -> None:
+        """Begin a phase: build its optimisers and let the method do what it does first."""
+        self._build_optimizers(phase)
+        phase.enter(self.state)
+        self.state.best = None
+        self.position.entered = True
+
+    def leave(self, phase: Phase) -> None:
+        """End a phase, with its best weights where it keeps them."""
+        if phase.keep is not None:
+            take_best(self.state)
+        phase.leave(self.state)
+
     def _build_optimizers(self, phase: Phase) -> None:
         problem = self.problem
         build_optimizers(self.state, phase, self.batches.cohorts, problem.exempt, problem.rates)
 
-    def _steps(self, phase: Phase) -> Iterator[None]:
+    def steps(self, phase: Phase) -> Iterator[None]:
         """Take the steps of the present epoch that are still to be taken."""
         position = self.position
         self.problem.network.train()
@@ -126,7 +134,8 @@ class Training:
             of_cohorts = torch.tensor(factors, dtype=torch.float64)
             self.state.penalty_factors = of_cohorts.repeat_interleave(torch.tensor(sizes))
 
-    def _end_epoch(self, phase: Phase) -> Epoch:
+    def end_epoch(self, phase: Phase) -> Epoch:
+        """End the present epoch: the method's hook, validation, a row of the history."""
         position, state = self.position, self.state
         position.epoch, position.step = position.epoch + 1, 0
         position.epochs_done += 1

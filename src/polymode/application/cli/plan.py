@@ -203,7 +203,7 @@ def _table(plan: Plan) -> Table:
     times = [f"time, {n} worker{'s' if n > 1 else ''}" for n in plan.workers]
     memory = ["memory"] if last == 1 else ["memory, 1 worker", f"of {last} each"]
     for title in (
-        *("chains", "members", "epochs", "member-epochs", "backend", "step ms"),
+        *("chains", "members", "epochs", "member-\nepochs", "backend", "step ms"),
         *times,
         *memory,
         *("disk, running", "finished", "passes to predict"),

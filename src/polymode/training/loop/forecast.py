@@ -33,6 +33,7 @@ from polymode.training.loop.settings import Computing, Keeping
 TRIAL_SECONDS = 2.0  # of steps that are timed, of each kind of phase
 HOOK_SECONDS = 0.5  # of hooks at the ends of a phase's epochs that are called to count what they keep
 KEPT = 4  # times that a trial keeps finished members; the files of further ones are removed
+REPEATED = 8  # times that they are judged at once, to find what more of them cost
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,10 @@ class _CountingStore(MemberStore):
         elif not self.counting:
             self._others.append(members)
 
+    def repeat(self, times: int) -> None:
+        """Let the members that are there stand for more."""
+        self._entries = self.entries * times
+
 
 class _ForgettingStore(MemberStore):
     """A store that takes the time of writing, and removes its files."""
@@ -231,7 +236,7 @@ class _Trial:
                 posterior_bytes = self._posterior_bytes(growth, epochs - trial_epochs)
                 self.once += self.save_seconds + growth * seconds
                 memory_bytes = peak_memory(request.device)
-                judging = Judged() if judge is None else judge(posteriors)
+                judging = Judged() if judge is None else self._judging(judge, posteriors, growth)
         first = posteriors[0]
         share = len(request.chains) / request.method.total_chains
         return Forecast(
@@ -244,7 +249,7 @@ class _Trial:
             phases=phases,
             setup_seconds=self.once,
             save_seconds=self.save_seconds,
-            judging=replace(judging, seconds=growth * judging.seconds),
+            judging=judging,
             memory_bytes=memory_bytes,
             first_checkpoint_bytes=first_bytes,
             checkpoint_bytes=max(self.checkpoints.values()),
@@ -377,6 +382,19 @@ class _Trial:
         for index, posterior in enumerate(posteriors):
             posterior.save(self.folder / f"posterior-{index}")
         return posteriors, self._now() - began
+
+    def _judging(
+        self, judge: Callable[[Sequence[Posterior]], Judged], posteriors: Sequence[Posterior], growth: float
+    ) -> Judged:
+        """Of posteriors with so many times the members: a line through two sizes."""
+        found = judge(posteriors)
+        if growth <= 1:
+            return found
+        few = judge(posteriors).seconds  # once more: the first one imports, and touches memory
+        self.store.repeat(REPEATED)
+        many = judge(self.run.training.posteriors()).seconds
+        slope = max(0.0, many - few) / (REPEATED - 1)
+        return replace(found, seconds=found.seconds + slope * (growth - 1))
 
     def _posterior_bytes(self, growth: float, more: int) -> int:
         """Of all posteriors with so many times the members, and so many more rows of history (or fewer)."""

@@ -68,8 +68,11 @@ portable-subset: $(STAMP)
 	OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 $(PYTEST) $(THREAD_TESTS)
 	OMP_NUM_THREADS=3 MKL_NUM_THREADS=3 $(PYTEST) $(THREAD_TESTS)
 
-# Hostile input at length: thousands of examples of each property, drawn anew at every run.
+# Faults and hostile input at length: hundreds of kills (what was done before is kept in FAULT_RESULTS, and the same
+# command goes on), and thousands of examples of each property, drawn anew at every run.
+FAULT_RESULTS := faults.jsonl
 faults: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m faults.campaign $(FAULT_RESULTS) --times 20 --kills 120
 	HYPOTHESIS_PROFILE=long $(PYTEST) tests/properties
 
 slow: $(STAMP)

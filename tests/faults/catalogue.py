@@ -2,7 +2,7 @@
 
 Every fault is a function of a folder and a generator of random numbers. It disturbs a training, lets it go on
 as a user would (the same call again), and returns how that ended; a lost or wrong result is an
-``AssertionError``.
+``AssertionError``. Processes that were really killed, not only meant to be, are counted in ``KILLED``.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ Fault = Callable[[Path, random.Random], str]
 SAME, TOLD = "same bits", "clear error, nothing lost"
 TESTS = Path(__file__).parents[1]
 SECONDS = 300  # that anything may take
+KILLED: Counter[str] = Counter()  # processes, by the method that they trained, or by what they were
 
 
 # --- trainings that are undisturbed ---------------------------------------------------------------
@@ -53,6 +55,28 @@ def undisturbed(method: str) -> tuple[Path, dict[str, str]]:
     return folder, bits(folder)
 
 
+@functools.cache
+def span_of(method: str) -> tuple[float, float]:
+    """From just before a training writes anything to its end, in seconds after its process was asked for."""
+    undisturbed(method)  # so that there is a server of forks
+    folder = Path(os.environ["POLYMODE_FAULTS"]) / f"timed-{method}"
+    began = time.monotonic()
+    process = fork(jobs.train, method, folder)
+    while process.is_alive() and not folder.exists():
+        time.sleep(0.002)
+    first = time.monotonic() - began
+    process.join(SECONDS)
+    return 0.8 * first, time.monotonic() - began
+
+
+def kill(process: Any, method: str, after: float) -> None:
+    """SIGKILL a training after some seconds, unless it has ended before."""
+    process.join(after)
+    process.kill()
+    process.join()
+    KILLED[method] += process.exitcode == -signal.SIGKILL
+
+
 def finish(method: str, folder: Path) -> None:
     process = fork(jobs.train, method, folder)
     process.join(SECONDS)
@@ -67,8 +91,7 @@ def interrupt(method: str, folder: Path, generator: random.Random) -> None:
         with contextlib.suppress(FileNotFoundError):
             seen |= set(os.listdir(folder / "checkpoint"))
         time.sleep(0.0005)
-    process.kill()
-    process.join()
+    kill(process, method, 0)
 
 
 def any_method(generator: random.Random) -> str:
@@ -82,10 +105,9 @@ def killed(folder: Path, generator: random.Random) -> str:
     """SIGKILL at a random moment of a training, in its set-up and its ending, too."""
     method = any_method(generator)
     _, expected = undisturbed(method)
-    process = fork(jobs.train, method, folder / "run")
-    process.join(generator.uniform(0.05, 2.0))
-    process.kill()
-    process.join()
+    for _ in range(generator.randint(1, 2)):
+        after = generator.uniform(*span_of(method))
+        kill(fork(jobs.train, method, folder / "run"), method, after)
     finish(method, folder / "run")
     assert bits(folder / "run") == expected, method
     return SAME
@@ -99,6 +121,7 @@ def killed_while_writing(folder: Path, generator: random.Random) -> str:
         process = fork(jobs.train_and_die_writing, method, folder / "run", generator.randint(1, 120))
         process.join(SECONDS)
         assert process.exitcode in (0, -signal.SIGKILL), method
+        KILLED[method] += process.exitcode == -signal.SIGKILL
     finish(method, folder / "run")
     assert bits(folder / "run") == expected, method
     return SAME
@@ -122,10 +145,10 @@ def jumping_clock(folder: Path, generator: random.Random) -> str:
     """The time of day jumps by years, and the run is killed on top of it."""
     method = any_method(generator)
     _, expected = undisturbed(method)
-    process = fork(jobs.train_with_jumping_clock, method, folder / "run", generator.randint(0, 9999))
-    process.join(generator.uniform(0.2, 2.0))
-    process.kill()
-    process.join()
+    after = generator.uniform(*span_of(method))
+    kill(
+        fork(jobs.train_with_jumping_clock, method, folder / "run", generator.randint(0, 9999)), method, after
+    )
     process = fork(jobs.train_with_jumping_clock, method, folder / "run", generator.randint(0, 9999))
     process.join(SECONDS)
     assert process.exitcode == 0, method
@@ -336,6 +359,7 @@ def killed_parent(folder: Path, generator: random.Random) -> str:
     workers = [each for each in _children(process.pid) if each in _processes("popen_loky_posix")]
     process.kill()
     process.wait()
+    KILLED["the process that was started"] += 1
     _end(_start(folder / "run"), folder / "run")
     assert bits(folder / "run") == expected
     assert not any(Path(f"/proc/{each}").exists() for each in workers), "workers are left behind"
@@ -350,6 +374,7 @@ def killed_worker(folder: Path, generator: random.Random) -> str:
     time.sleep(generator.uniform(0, 1))
     workers = [each for each in _children(process.pid) if each in _processes("popen_loky_posix")]
     os.kill(generator.choice(workers), signal.SIGKILL)
+    KILLED["a worker of joblib"] += 1
     _end(process, folder / "run")
     assert bits(folder / "run") == expected
     return SAME
@@ -403,6 +428,7 @@ def killed_dask_worker(folder: Path, generator: random.Random) -> str:
             child for nanny in nannies for child in _children(nanny.pid) if child in _processes("spawn_main")
         ]
         os.kill(generator.choice(victims), signal.SIGKILL)
+        KILLED["a worker of Dask"] += 1
         _end(process, folder / "run")
     assert bits(folder / "run") == expected
     return SAME
@@ -415,6 +441,7 @@ def killed_dask_node(folder: Path, generator: random.Random) -> str:
         process = _start(folder / "run", "dask", address)
         _until_it_trains(folder / "run")
         os.killpg(generator.choice(nannies).pid, signal.SIGKILL)
+        KILLED["a node of Dask"] += 1
         _end(process, folder / "run")
     assert bits(folder / "run") == expected
     return SAME
@@ -439,6 +466,7 @@ def killed_ray_worker(folder: Path, generator: random.Random) -> str:
         process = _start(folder / "run", "ray", cluster.address)
         _until_it_trains(folder / "run")
         os.kill(generator.choice(_processes("ray::PoolActor")), signal.SIGKILL)
+        KILLED["a worker of Ray"] += 1
         _end(process, folder / "run")
     assert bits(folder / "run") == expected
     return SAME
@@ -451,6 +479,7 @@ def killed_ray_node(folder: Path, generator: random.Random) -> str:
         process = _start(folder / "run", "ray", cluster.address)
         _until_it_trains(folder / "run")
         cluster.remove_node(generator.choice(nodes), allow_graceful=False)
+        KILLED["a node of Ray"] += 1
         _end(process, folder / "run")
     assert bits(folder / "run") == expected
     return SAME

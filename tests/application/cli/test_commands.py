@@ -394,7 +394,7 @@ def test_small_tables_are_divided_several_times_and_stand_beside_baselines(tmp_p
 
 # --- interruptions -----------------------------------------------------------------------------------
 
-LONG = [*MOONS, *ALONE, "--methods", "deep_ensemble", "--budget", "1500", "--seeds", "1", "--backend", "loop"]
+LONG = [*MOONS, *ALONE, "--methods", "deep_ensemble", "--budget", "4500", "--seeds", "1", "--backend", "loop"]
 
 
 def wait_for_epochs(path, count, process):
@@ -433,7 +433,7 @@ def test_a_run_that_was_cut_goes_on_to_the_same_bits(tmp_path, undisturbed, numb
     polymode("compare", *LONG, "--run", "out", "--quiet", cwd=tmp_path)
     assert (run / "posterior-0/members-00000.safetensors").read_bytes() == undisturbed
     if number != signal.SIGKILL:  # nothing was done twice
-        assert logged < 300 == (run / "events.jsonl").read_text().count('"epoch",')
+        assert logged < 900 == (run / "events.jsonl").read_text().count('"epoch",')
 
 
 def test_a_termination_counts_where_ctrl_c_is_ignored(tmp_path):

@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"polymode {__version__}")
         return 0
     debug = "--debug" in arguments
+    terminated = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
     try:
         return contextvars.copy_context().run(_run, arguments)  # what it may not import ends with it
     except KeyboardInterrupt:
@@ -65,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         advice = _how_to_trust(error, arguments) if isinstance(error, UntrustedImport) else ""
         print(f"polymode {arguments[0]}: {_one_line(error, debug=debug)}{advice}", file=sys.stderr)
         return 2 if _is_usage(error) else 1
+    finally:
+        signal.signal(signal.SIGTERM, terminated)
 
 
 def _run(arguments: list[str]) -> int:
@@ -72,7 +75,6 @@ def _run(arguments: list[str]) -> int:
     if command not in COMMANDS:
         raise unknown_name("command", command, COMMANDS)
     warnings.showwarning = _write_warning if "--json" in arguments else _show_warning
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a termination ends as cleanly as Ctrl-C
     from polymode.application.cli.options import parse
 
     module = importlib.import_module(f"polymode.application.cli.{command}")

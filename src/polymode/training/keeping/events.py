@@ -64,6 +64,12 @@ def _line(event: str, moment: float, content: dict[str, Any]) -> str:
 _word = lru_cache(maxsize=1024)(json.dumps)  # a name, true, false or null: they come again in every line
 
 
+@lru_cache(maxsize=64)
+def _pattern(count: int) -> str:
+    """The format of so many numbers at once, which takes half the time of one after another."""
+    return f"[{', '.join(['%.6g'] * count)}]"
+
+
 def _json(value: Any) -> str:
     """JSON with six digits of every number, enough for a log; NaN and infinity, which it lacks, are null.
 
@@ -72,8 +78,11 @@ def _json(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}" if isfinite(value) else "null"
     if isinstance(value, list | tuple):
-        texts = [f"{v:.6g}" if v.__class__ is float and isfinite(v) else _json(v) for v in value]
-        return f"[{', '.join(texts)}]"
+        if set(map(type, value)) == {float}:
+            text = _pattern(len(value)) % tuple(value)
+            if "n" not in text:  # neither nan nor inf
+                return text
+        return f"[{', '.join(map(_json, value))}]"
     if isinstance(value, dict):
         texts = [f"{_word(key)}: {_json(item)}" for key, item in value.items()]
         return f"{{{', '.join(texts)}}}"

@@ -18,6 +18,7 @@ from polymode.training.loop.arithmetic import available_threads
 
 Kind = Literal["local", "ray", "dask"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+IDLE_SECONDS = 10  # that a worker of this machine waits for more to do, also where nobody is left to ask it
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ def crew_of(engine: Engine, needs: Needs) -> Iterator[Crew]:
 @contextmanager
 def _local(engine: Engine, needs: Needs) -> Iterator[Crew]:
     workers = engine.workers or max(1, available_threads() // needs.cores)
-    config = {"backend": "loky", "inner_max_num_threads": needs.cores}
+    config: dict[str, Any] = {"backend": "loky", "inner_max_num_threads": needs.cores}
+    config["idle_worker_timeout"] = IDLE_SECONDS
     yield Crew(config, workers, lambda ask, *arguments: {socket.gethostname(): ask(*arguments)})
 
 

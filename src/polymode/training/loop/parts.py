@@ -25,7 +25,7 @@ from polymode.storage import checksum, read_document, read_tensors, write_tensor
 from polymode.training.keeping.events import epochs_of, read_events
 from polymode.training.keeping.folder import PARTS_FOLDER, RunFolder
 from polymode.training.keeping.progress import Reporter, Silent
-from polymode.training.loop.arithmetic import available_threads
+from polymode.training.loop.arithmetic import available_threads, keep_freed_memory
 from polymode.training.loop.engine import Crew, Engine, Lost, Needs, crew_of
 from polymode.training.loop.material import Material, Request, gather
 from polymode.training.loop.memory import bytes_of_a_chain
@@ -437,6 +437,7 @@ def _work_on(part: Part, shared: Path, orders: Orders) -> Outcome:
             raise CheckpointError(f"{shared} is not seen here: choose a folder that all machines share.")
         _wait_for(part.folder)
         torch.set_num_threads(part.cores)
+        keep_freed_memory()
         keeping = Keeping(checkpoint_seconds=part.checkpoint_seconds, progress=_Told(part.folder, orders))
         Run(part.whole_request(), part.folder, part.computing, keeping).execute()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Eight chains on the cores of this machine through every engine; then clusters of two nodes, one of them killed.
+"""Eight chains through every engine; then clusters of two nodes, one of them killed.
 
 python benchmarks/engines.py [--epochs 500] [--repeats 2] [--only dask] [--json engines.json]
 
@@ -59,7 +59,9 @@ def train(folder: Path, epochs: int, kind: str, address: str, chains: int, threa
     )
 
 
-def start(folder: Path, epochs: int, kind: str = "", address: str = "", chains: int = CHAINS, threads: int = 0):
+def start(
+    folder: Path, epochs: int, kind: str = "", address: str = "", chains: int = CHAINS, threads: int = 0
+):
     command = [sys.executable, __file__, "--train", str(folder), str(epochs), kind, address]
     return subprocess.Popen([*command, str(chains), str(threads)])
 

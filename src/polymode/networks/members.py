@@ -130,7 +130,11 @@ class Members:
 
     def clone(self) -> "Members":
         return replace(
-            self.map(torch.clone), log_weights=self.log_weights.clone(), labels=self.labels.clone()
+            self,
+            stacked={name: tensor.clone() for name, tensor in self.stacked.items()},
+            shared={name: tensor.clone() for name, tensor in self.shared.items()},
+            log_weights=self.log_weights.clone(),
+            labels=self.labels.clone(),
         )
 
     def to(self, device: torch.device | str) -> "Members":

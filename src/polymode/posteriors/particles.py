@@ -163,17 +163,18 @@ class MemberStore:
 
     def append(self, members: Members) -> None:
         """Keep a copy of the members as they are now; their labels go on from those kept before."""
-        labels = members.labels.clone()
-        labels[:, 2] += len(self) * members.group_size
-        members = replace(members, labels=labels)
+        num_bytes = members.num_bytes
         kept_apart = self.folder is None or not self.writes
-        if kept_apart and self._in_memory + members.num_bytes <= MEMORY_BYTES:
-            self._in_memory += members.num_bytes
-            copy_ = members.clone()
-            self._entries.append([copy_.groups(slice(g, g + 1)) for g in range(members.num_groups)])
+        is_kept = kept_apart and self._in_memory + num_bytes <= MEMORY_BYTES
+        is_copied = is_kept or num_bytes <= WAITING_BYTES  # others are written before they change
+        members = members.clone() if is_copied else replace(members, labels=members.labels.clone())
+        members.labels[:, 2] += len(self) * members.group_size
+        if is_kept:
+            self._in_memory += num_bytes
+            self._entries.append([members.groups(slice(g, g + 1)) for g in range(members.num_groups)])
             return
-        self._waiting.append(members if members.num_bytes > WAITING_BYTES else members.clone().to("cpu"))
-        waiting_bytes = len(self._waiting) * members.num_bytes  # shapes never change inside a run
+        self._waiting.append(members.to("cpu") if is_copied else members)
+        waiting_bytes = len(self._waiting) * num_bytes  # shapes never change inside a run
         if waiting_bytes > WAITING_BYTES or len(self._waiting) == WAITING_ENTRIES:
             self._write()
 

@@ -139,6 +139,35 @@ class _Overflow:
         finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
 
+class _Waiting:
+    """Copies of finished members that go to a file together, in room that is taken at once.
+
+    Copies in places of their own would come to lie between the large tensors of the steps before and after
+    them, and split the memory of the process up: it would grow with every one.
+    """
+
+    def __init__(self, first: Members, room: int) -> None:
+        self.num_groups, self.group_size = first.num_groups, first.group_size
+        self.room, self.count = room, 0
+        self._tensors = {
+            name: torch.empty((room * len(tensor), *tensor.shape[1:]), dtype=tensor.dtype)
+            for name, tensor in members_to_tensors(first).items()
+        }
+
+    def append(self, members: Members) -> None:
+        for name, tensor in members_to_tensors(members).items():
+            self._tensors[name].narrow(0, self.count * len(tensor), len(tensor)).copy_(tensor)
+        self.count += 1
+
+    @property
+    def is_full(self) -> bool:
+        return self.count == self.room
+
+    def tensors(self) -> Tensors:
+        """Of all that wait, side by side."""
+        return {name: t[: len(t) // self.room * self.count] for name, t in self._tensors.items()}
+
+
 class MemberStore:
     """Members that are finished: written once to files of a folder, or kept in memory as far as they fit.
 
@@ -153,40 +182,41 @@ class MemberStore:
         self.folder, self.writes = folder, writes
         self._entries: list[list[Block]] = []  # one an ``append``, one block a group; of what is waiting none
         self._files: list[CheckedFile] = []
-        self._waiting: list[Members] = []
+        self._waiting: _Waiting | None = None
         self._in_memory = 0  # bytes
         self._overflow: _Overflow | None = None
 
     def __len__(self) -> int:
         """How often members were appended."""
-        return len(self._entries) + len(self._waiting)
+        return len(self._entries) + (0 if self._waiting is None else self._waiting.count)
 
     def append(self, members: Members) -> None:
         """Keep a copy of the members as they are now; their labels go on from those kept before."""
         num_bytes = members.num_bytes
+        labels = members.labels.clone()
+        labels[:, 2] += len(self) * members.group_size
         kept_apart = self.folder is None or not self.writes
-        is_kept = kept_apart and self._in_memory + num_bytes <= MEMORY_BYTES
-        is_copied = is_kept or num_bytes <= WAITING_BYTES  # others are written before they change
-        members = members.clone() if is_copied else replace(members, labels=members.labels.clone())
-        members.labels[:, 2] += len(self) * members.group_size
-        if is_kept:
+        if kept_apart and self._in_memory + num_bytes <= MEMORY_BYTES:
             self._in_memory += num_bytes
-            self._entries.append([members.groups(slice(g, g + 1)) for g in range(members.num_groups)])
+            copy_ = replace(members.clone(), labels=labels)
+            self._entries.append([copy_.groups(slice(g, g + 1)) for g in range(members.num_groups)])
             return
-        self._waiting.append(members.to("cpu") if is_copied else members)
-        waiting_bytes = len(self._waiting) * num_bytes  # shapes never change inside a run
-        if waiting_bytes > WAITING_BYTES or len(self._waiting) == WAITING_ENTRIES:
+        if self._waiting is None:
+            room = max(1, min(WAITING_ENTRIES, WAITING_BYTES // num_bytes))
+            self._waiting = _Waiting(members, room)
+        self._waiting.append(replace(members, labels=labels))
+        if self._waiting.is_full:
             self._write()
 
     def _write(self) -> None:
         """Write what waits to a file of its own."""
-        if not self._waiting:
+        if self._waiting is None:
             return
-        first, path = self._waiting[0], self._path(len(self._files), self.folder if self.writes else None)
-        together = first if len(self._waiting) == 1 else concatenate(self._waiting)
-        digest = write_tensors(path, members_to_tensors(together))
-        self._waiting = []
-        self._add(CheckedFile(path, digest, self._overflow), first.num_groups, first.group_size)
+        path = self._path(len(self._files), self.folder if self.writes else None)
+        digest = write_tensors(path, self._waiting.tensors())
+        num_groups, group_size = self._waiting.num_groups, self._waiting.group_size
+        self._waiting = None
+        self._add(CheckedFile(path, digest, self._overflow), num_groups, group_size)
 
     def _add(self, file: CheckedFile, num_groups: int, group_size: int) -> None:
         """Take up the entries of a file."""
@@ -207,7 +237,7 @@ class MemberStore:
 
         digests: what ``digests`` gave.
         """
-        self._entries, self._files, self._waiting = [], [], []
+        self._entries, self._files, self._waiting = [], [], None
         for index, digest in enumerate(digests.numpy()):
             self._add(
                 CheckedFile(self._path(index, self.folder), digest.tobytes().hex()), num_groups, group_size

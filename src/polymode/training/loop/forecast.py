@@ -236,6 +236,7 @@ class _Trial:
                 posterior_bytes = self._posterior_bytes(growth, epochs - trial_epochs)
                 self.once += self.save_seconds + growth * seconds
                 memory_bytes = peak_memory(request.device)
+                members_bytes = round(kept * self._member_bytes())
                 judging = Judged() if judge is None else self._judging(judge, posteriors, growth)
         first = posteriors[0]
         share = len(request.chains) / request.method.total_chains
@@ -254,7 +255,7 @@ class _Trial:
             first_checkpoint_bytes=first_bytes,
             checkpoint_bytes=max(self.checkpoints.values()),
             last_checkpoint_bytes=self.checkpoints[_kind(run.training.phases[-1])],
-            members_bytes=round(kept * self._member_bytes()),
+            members_bytes=members_bytes,
             posterior_bytes=posterior_bytes,
             log_bytes=manifest_bytes + began_bytes + round(epochs * epoch_bytes),
         )

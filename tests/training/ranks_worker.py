@@ -24,6 +24,7 @@ CASES = [  # network, method, backend
     ("statistics", "single", "loop"),
     ("global", "single", "loop"),
     ("plain", "hmc", "loop"),
+    ("stateless", "single", "loop"),
 ]
 seen: list[int] = []  # examples of every pass in training mode
 
@@ -31,7 +32,12 @@ seen: list[int] = []  # examples of every pass in training mode
 class Net(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
-        middle = {"statistics": nn.BatchNorm1d(16), "dropout": nn.Dropout(0.3)}.get(kind, nn.Identity())
+        layers = {
+            "statistics": nn.BatchNorm1d(16),
+            "stateless": nn.BatchNorm1d(16, track_running_stats=False),
+            "dropout": nn.Dropout(0.3),
+        }
+        middle = layers.get(kind, nn.Identity())
         self.layers = nn.Sequential(nn.Linear(5, 16), middle, nn.ReLU(), nn.Linear(16, 3)).double()
         self.draws = kind == "global"
 
@@ -39,6 +45,28 @@ class Net(nn.Module):
         if self.training:
             seen.append(x.shape[0])
         return self.layers(nn.functional.dropout(x, 0.1, self.training) if self.draws else x)
+
+
+def losses_of_tokens(together: bool) -> list[list[float]]:
+    """Of sequences most of which are ignored, so that whole shares of minibatches are."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(24, 3, 5, generator=generator).double()
+    y = (x[..., 0] > 0).long()
+    y[6:] = -100
+    losses: list = []
+    pm.fit(
+        pm.methods.Single(),
+        lambda: Net("plain"),
+        pm.ArrayData(x, y, batch_size=4),
+        likelihood=pm.likelihoods.Categorical(ignore_index=-100),
+        epochs=8,
+        backend="loop",
+        threads=1,
+        progress=False,
+        data_parallel=together,
+        observer=lambda epoch: losses.append(epoch.losses.tolist()),
+    )
+    return losses
 
 
 def main(folder: Path) -> None:
@@ -80,6 +108,7 @@ def main(folder: Path) -> None:
             "member_epochs": posterior.record["member_epochs"],
             "typical": Counter(seen).most_common(1)[0][0] if seen else 0,
         }
+    found["tokens"] = {"losses": losses_of_tokens(together)}
     rank = os.environ.get("RANK", "alone")
     (folder / f"{rank}.json").write_text(json.dumps(found))
     if together:

@@ -16,8 +16,9 @@ from cases import BY_NAME
 from contract.sketches import Masked
 from polymode.errors import CheckpointError, InputError, PolymodeError
 from polymode.training import epochs_of
+from polymode.training.loop import parts
 from polymode.training.loop.material import Request
-from polymode.training.loop.parts import DividedRun, Share, shares_of
+from polymode.training.loop.parts import DividedRun, Orders, Share, shares_of
 from polymode.training.loop.settings import Computing, Keeping
 from tolerances import assert_equal_up_to_rounding
 
@@ -103,6 +104,69 @@ def test_what_members_are_measured_by_is_logged_by_all_processes(tmp_path):
     assert joined == alone  # shares of zeros, which masks alone decide
 
 
+def test_damaged_data_and_logs_of_parts_do_no_harm(tmp_path, monkeypatch):
+    """Data are written anew by whoever goes on; lines of a part's log that are gone are left out."""
+    alone = fitted(method=pm.methods.DeepEnsemble(2))
+    cut, work_through = tmp_path / "cut", parts.work_through
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parts, "work_through", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(method=pm.methods.DeepEnsemble(2), run_dir=cut, processes=2)
+    [data] = (cut / "parts" / "shared").glob("data-*")
+    content = bytearray(data.read_bytes())
+    content[-20] ^= 1
+    data.write_bytes(content)
+
+    def then_damaged(*arguments):
+        work_through(*arguments)
+        log = cut / "parts" / "001" / "events.jsonl"
+        lines = [line for line in log.read_text().splitlines() if '"epochs_done": 1,' not in line]
+        flipped = [line.replace('"epochs_done": 3', '"epochs_done": 9') for line in lines]
+        log.write_text("\n".join(flipped) + "\n")
+
+    monkeypatch.setattr(parts, "work_through", then_damaged)
+    with pytest.warns(UserWarning, match="1 damaged line was passed over"):
+        assert_same(fitted(method=pm.methods.DeepEnsemble(2), run_dir=cut, resume=True, processes=2), alone)
+    found = epochs_of(cut)
+    assert [epoch["epochs_done"] for epoch in found] == [2, 3, 4]
+    assert all(len(epoch["losses"]) == 2 for epoch in found)
+
+
+def test_a_log_that_is_missing_is_told_of(tmp_path, monkeypatch):
+    work_through = parts.work_through
+
+    def then_removed(*arguments):
+        work_through(*arguments)
+        (tmp_path / "run" / "parts" / "000" / "events.jsonl").unlink()
+
+    monkeypatch.setattr(parts, "work_through", then_removed)
+    with pytest.warns(UserWarning, match="log of a part of the run"):
+        fitted(method=pm.methods.DeepEnsemble(2), run_dir=tmp_path / "run", processes=2)
+    assert epochs_of(tmp_path / "run") == []
+
+
+@pytest.mark.filterwarnings("ignore:.* trains several chains of one module")
+def test_one_worker_is_a_process_of_its_own():
+    """joblib would do the work of one worker where it is; what crashes there takes the caller along."""
+    home = os.getpid()
+    data = CASE.data()
+    method = pm.methods.DeepEnsemble(2)
+    with pytest.raises(PolymodeError, match="no memory left"):  # only in another process
+        fitted(method=method, data=data, model=Broken(), engine=pm.Engine("local", workers=1), epochs=1)
+    assert os.getpid() == home
+
+
+def test_who_divided_the_work_is_nobodys_orphan(tmp_path, monkeypatch):
+    """Work may be done where it was divided; the shell that started that process may end (nohup)."""
+    own, other = Orders(tmp_path), Orders(tmp_path, leader=os.getpid() + 1)
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert other.is_orphaned
+    assert not own.is_orphaned
+
+
 def test_what_cannot_be_divided_is_refused():
     with pytest.raises(InputError, match="processes must be a whole number of at least 1, got 0"):
         fitted(processes=0)
@@ -144,7 +208,7 @@ def test_functions_without_a_name_travel_and_data_and_networks_travel_by_files(t
     )
     run = DividedRun(request, tmp_path, Computing(), Keeping(progress=False))
     run.begin(2)
-    parts = run.parts(1)
+    parts = run.parts(1, {})
     assert all(part.request.sources == () for part in parts)
     [file] = {each.path for part in parts for each in part.sources}  # once for all
     read = parts[0].whole_request().sources[0]

@@ -65,6 +65,12 @@ def test_parts_are_predicted_as_the_whole(made, run, monkeypatch):
                 assert parts[name] == values
 
 
+@pytest.mark.parametrize("name", ["row", "strangeness", "unlike"])
+def test_names_of_predictions_are_not_kept(made, name):
+    said = polymode("predict", "numbers", "new.csv", "--keep", name, cwd=made, code=2)
+    assert f"--keep {name}: the predictions have a column of that name" in the_line(said)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "npz"])
 def test_files_written_in_parts_hold_the_same(made, suffix, monkeypatch):
     keep = ("--keep", "id,c", "--out", f"p.{suffix}")

@@ -267,7 +267,7 @@ def _footnotes(plan: Plan, subject: _Subject, options: PlanOptions) -> list[str]
         lines.append("Trainings that stop early, when held-out rows no longer improve, cost less than this.")
     if subject.job.task.likelihoods:
         lines.append(
-            "Not counted: the trial that chooses the noise of numbers, which one network trains for."
+            "Not counted: the trial that chooses the noise model of a regression by training one network."
         )
     return lines
 

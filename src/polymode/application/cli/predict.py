@@ -141,7 +141,7 @@ def _predicted(
             unlike = {UNLIKE: about.pop(UNLIKE)} if UNLIKE in about else {}
             if distances is not None:
                 unlike = {STRANGENESS: distances.result()} | unlike
-            yield about | columns | {name: values for name, values in unlike.items() if name not in about}
+            yield about | columns | unlike
 
 
 def _strangeness(familiarity: Familiarity, inputs: Tensor) -> np.ndarray:
@@ -168,7 +168,10 @@ class _Summary:
             order = np.argsort(self._doubt, kind="stable")[::-1][:LEAST_SURE]
             self._doubt, self._rows = self._doubt[order], self._rows[order]
         if STRANGENESS in columns:
-            self.num_strange += int(((columns[STRANGENESS] > 1) | (columns[UNLIKE] != "")).sum())
+            is_strange = columns[STRANGENESS] > 1
+            if UNLIKE in columns:
+                is_strange = is_strange | (columns[UNLIKE] != "")
+            self.num_strange += int(is_strange.sum())
 
     def say(self, options: PredictOptions) -> None:
         say(options, f"{self.count} predictions in {options.out}: {', '.join(self.names)}")
@@ -238,8 +241,11 @@ def ahead(items: Iterator[Item], number: int = 2) -> Generator[Item, None, None]
 
 def _names(text: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if ROW in names:
-        raise UsageError(f"--keep {ROW}: the predictions have a column of that name. Rename it in the table.")
+    for name in (ROW, STRANGENESS, UNLIKE):
+        if name in names:
+            raise UsageError(
+                f"--keep {name}: the predictions have a column of that name. Rename it in the table."
+            )
     return names
 
 

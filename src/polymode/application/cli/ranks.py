@@ -3,12 +3,17 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 from torch import distributed
 
 from polymode.application.cli.options import UsageError
 from polymode.training.contract.ranks import ALONE, Ranks
+
+# The others wait while the first one chooses a backend or writes a large posterior. One that has died is
+# noticed by torchrun, not by waiting.
+PATIENCE = timedelta(days=1)
 
 
 def started() -> int:
@@ -20,8 +25,9 @@ def require_alone(command: str) -> None:
     """Raise where several processes run a command that is one process's."""
     if started() > 1:
         raise UsageError(
-            f"torchrun has started {started()} processes, and polymode {command} is one: start it without "
-            "torchrun. (polymode train shares the minibatches of one run among them; --engine divides runs.)"
+            f"torchrun has started {started()} processes, and polymode {command} runs in one: start it "
+            "without torchrun. (polymode train shares the minibatches of one run among them; --engine "
+            "divides runs.)"
         )
 
 
@@ -33,7 +39,8 @@ def joined() -> Iterator[Ranks]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(local_device())
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    distributed.init_process_group(backend, timeout=PATIENCE)
     try:
         yield Ranks.joined()
         distributed.barrier()  # nobody leaves while another one still talks

@@ -183,8 +183,8 @@ class Objective:
         piece, ranks = part.piece, self.execution.ranks
         if piece.whole is None or ranks.size == 1:
             return losses, gradients
-        count, targets = self.network.likelihood.num_observations, piece.examples.targets
-        each = [int(count(t)) for t in targets] if piece.has_groups else [int(count(targets))]
+        observed, targets = self.network.likelihood.observed, piece.examples.targets
+        each = [int(observed(t).sum()) for t in (targets if piece.has_groups else [targets])]
         seen = losses.new_tensor(each if piece.counts else [0] * len(each)).expand(part.members.num_groups)
 
         def weighted(tensor: Tensor, of_rows: Tensor) -> Tensor:
@@ -201,6 +201,7 @@ class Objective:
                 *(weighted(gradient, seen) for gradient in shared.values()),
             ]
         )
+        total = total.clamp(min=1)  # where nothing is observed, losses are zeros
         of_rows, found = total.repeat_interleave(part.members.group_size), iter(sums)
 
         def mean(tensor: Tensor, of_rows: Tensor) -> Tensor:

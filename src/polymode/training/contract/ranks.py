@@ -27,7 +27,7 @@ class Ranks:
             raise InputError(
                 "data_parallel=True shares minibatches among the processes of torch.distributed, which is "
                 "not set up here: call torch.distributed.init_process_group() in a program that torchrun "
-                "starts, or run torchrun -m polymode train."
+                "starts, or run torchrun --nproc-per-node N -m -- polymode train ...."
             )
         return cls(distributed.get_world_size(), distributed.get_rank())
 
@@ -83,13 +83,13 @@ class Ranks:
         if self.is_first:
             self.meet()
 
-    def check(self, *, has_statistics: bool, draws_globally: bool, replayable: bool, refusal: str) -> None:
+    def check(self, *, looks_at_batches: bool, draws_globally: bool, replayable: bool, refusal: str) -> None:
         """Raise where a share of a minibatch would not do what the whole one does."""
         if self.size == 1:
             return
         require(
-            not has_statistics,
-            "The network has running statistics (BatchNorm), which would be those of a share of a minibatch. "
+            not looks_at_batches,
+            "The network has statistics of minibatches (BatchNorm), which would be those of a share of one. "
             "With data_parallel use layers that look at one example at a time (GroupNorm, LayerNorm, "
             "polymode.models.FilterResponseNorm), or train in one process.",
         )

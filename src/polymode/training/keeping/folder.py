@@ -180,7 +180,7 @@ class RunFolder:
 
     def _remove_unfinished(self) -> None:
         """Remove what a run needs to go on: all of it is in the posteriors now."""
-        for name in ("checkpoint", MEMBERS, HISTORY):
+        for name in ("checkpoint", MEMBERS, HISTORY, PARTS_FOLDER):
             shutil.rmtree(self.path / name, ignore_errors=True)
 
     def _write_manifest(self, **content: Any) -> None:

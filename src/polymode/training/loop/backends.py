@@ -17,6 +17,7 @@ from polymode.posteriors import Posterior
 from polymode.posteriors.network import Network
 from polymode.training.contract.execution import Execution
 from polymode.training.contract.phase import Phase, build_optimizers
+from polymode.training.contract.ranks import ALONE, Ranks
 from polymode.training.loop.arithmetic import available_threads, with_threads
 from polymode.training.loop.compilation import Note
 from polymode.training.loop.material import Material
@@ -44,11 +45,13 @@ UNCOMPILED: tuple[Backend, ...] = ("vmap", "loop")
 Way = tuple[Backend, int]  # with so many threads
 
 
-def choose_execution(material: Material, computing: Computing) -> tuple[Execution, dict[str, float]]:
+def choose_execution(
+    material: Material, computing: Computing, ranks: Ranks = ALONE
+) -> tuple[Execution, dict[str, float]]:
     """How to execute a run: as is wanted, or what is fastest for a step of the first phase.
 
-    threads: None chooses between one and as many as PyTorch has now. Returns the seconds of a step each way,
-    too.
+    threads: None chooses between one and as many as PyTorch has now. ranks: who will share the steps; what
+    they tell each other is not compiled. Returns the seconds of a step each way, too.
     """
     with alone:
         counts = _counts(material.problem.execution, computing)
@@ -56,7 +59,8 @@ def choose_execution(material: Material, computing: Computing) -> tuple[Executio
         few, many = _fastest(seconds, counts[0]), _fastest(seconds, counts[-1])
         backend, number = many if seconds[many] * WORTH_THREADS <= seconds[few] < math.inf else few
         with with_threads(number):
-            backend = _or_compiled(material, computing.backend, backend, seconds, number)
+            if ranks.size == 1:
+                backend = _or_compiled(material, computing.backend, backend, seconds, number)
             prediction = _for_prediction(material, backend, computing.backend)
     told = {
         f"{name}, {count} threads" if count > 1 else name: float(f"{value:.3g}")

@@ -4,8 +4,9 @@ import logging
 import socket
 import sys
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -72,9 +73,16 @@ class Crew:
     """The workers of an engine, as long as the context lasts."""
 
     def __init__(
-        self, config: Mapping[str, Any], workers: int, ask_all: Callable[..., dict[str, Any]]
+        self,
+        config: Mapping[str, Any],
+        workers: int,
+        ask_all: Callable[..., dict[str, Any]],
+        places: int | None = None,
     ) -> None:
         self.config, self.workers, self._ask_all = config, workers, ask_all
+        # joblib sends nothing away where it may do one thing at a time. So a second worker, which gets no
+        # work, is allowed where there is room for it.
+        self.least = min(2, places or 2)
 
     def work(self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The results of a function for the arguments of every task; ``Lost`` where a worker has died.
@@ -83,7 +91,7 @@ class Crew:
         """
         count = max(1, min(self.workers, len(tasks)))
         try:
-            with parallel_config(**self.config, n_jobs=count):
+            with parallel_config(**self.config, n_jobs=max(count, self.least)):
                 parallel = Parallel(batch_size=1, pre_dispatch=count)  # type: ignore[arg-type]  # numbers, too
                 return list(parallel(delayed(function)(*task) for task in tasks) or ())
         except Exception as error:
@@ -132,6 +140,9 @@ def _local(engine: Engine, needs: Needs) -> Iterator[Crew]:
     workers = engine.workers or max(1, available_threads() // needs.cores)
     config: dict[str, Any] = {"backend": "loky", "inner_max_num_threads": needs.cores}
     config["idle_worker_timeout"] = IDLE_SECONDS
+    # A worker that ends in the moment it is given something is replaced; nobody else needs to know. Where
+    # warnings are errors, this one would end the thread that replaces it.
+    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
     yield Crew(config, workers, lambda ask, *arguments: {socket.gethostname(): ask(*arguments)})
 
 
@@ -168,7 +179,7 @@ def _ray(engine: Engine, needs: Needs) -> Iterator[Crew]:
 
         def ask_all(ask: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
             told = {
-                node["NodeManagerHostname"]: ray.remote(num_cpus=0)(ask)
+                f"{node['NodeManagerHostname']} ({identity[:6]})": ray.remote(num_cpus=0)(ask)
                 .options(scheduling_strategy=NodeAffinitySchedulingStrategy(identity, soft=False))
                 .remote(*arguments)
                 for identity, node in nodes.items()
@@ -180,7 +191,8 @@ def _ray(engine: Engine, needs: Needs) -> Iterator[Crew]:
         asked: dict[str, Any] = {"num_cpus": needs.cores, "max_restarts": -1, "max_task_retries": -1}
         asked |= {"num_gpus": needs.gpus} if needs.gpus else {}
         asked |= {"memory": needs.memory} if needs.memory else {}
-        yield Crew({"backend": "ray", "ray_remote_args": asked}, engine.workers or sum(places), ask_all)
+        config = {"backend": "ray", "ray_remote_args": asked}
+        yield Crew(config, engine.workers or sum(places), ask_all, sum(places))
     finally:
         if started:
             ray.shutdown()
@@ -192,19 +204,21 @@ def _dask(engine: Engine, needs: Needs) -> Iterator[Crew]:
         from distributed import Client, LocalCluster
     except ImportError as error:
         raise InputError(f"engine='dask' needs Dask ({error}): pip install 'polymode[dask]'.") from None
-    cluster = None
-    if not engine.address:
-        cluster = LocalCluster(
-            n_workers=engine.workers or max(1, available_threads() // needs.cores),
-            threads_per_worker=1,
-            dashboard_address=None,  # type: ignore[arg-type]  # none is wanted
-            resources={"GPU": needs.gpus} if needs.gpus else None,
-        )
-    try:
-        client: Any = Client(cluster or engine.address, timeout=30, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise _unreachable(engine, error) from error
-    try:
+    with ExitStack() as stack:
+        where: Any = engine.address
+        if not engine.address:
+            where = stack.enter_context(
+                LocalCluster(
+                    n_workers=engine.workers or max(1, available_threads() // needs.cores),
+                    threads_per_worker=1,
+                    dashboard_address=None,  # type: ignore[arg-type]  # none is wanted
+                    resources={"GPU": needs.gpus} if needs.gpus else None,
+                )
+            )
+        try:
+            client: Any = stack.enter_context(Client(where, timeout=30, set_as_default=False))
+        except (OSError, ValueError) as error:
+            raise _unreachable(engine, error) from error
         client.register_plugin(_paths(list(filter(None, sys.path))))
         wanted = {"CPU": 1, "GPU": needs.gpus, "memory": needs.memory or 0}
         places = 0
@@ -215,11 +229,7 @@ def _dask(engine: Engine, needs: Needs) -> Iterator[Crew]:
         _require_places(engine, places, wanted)
         config: dict[str, Any] = {"backend": "dask", "client": client}
         config |= {"resources": {"GPU": needs.gpus}} if needs.gpus else {}
-        yield Crew(config, engine.workers or places, client.run)
-    finally:
-        client.close()
-        if cluster is not None:
-            cluster.close()
+        yield Crew(config, engine.workers or places, client.run, places)
 
 
 def _paths(paths: list[str]) -> Any:

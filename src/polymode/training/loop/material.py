@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from polymode.data import ArrayData, Data, Examples, check_finite, fingerprints
 from polymode.errors import InputError
@@ -170,7 +171,7 @@ def gather(request: Request, folder: Path | None) -> Material:
     seen = _check_data(request, template, adaptations)
     initialiser = Initialiser(request.model, request.likelihood, device, adaptations)
     request.ranks.check(
-        has_statistics=bool(seen.changed),
+        looks_at_batches=bool(seen.changed) or any(map(_has_no_statistics, template.modules())),
         draws_globally=seen.uses_global_random,
         replayable=all(source.replayable for source in request.sources),
         refusal=request.method.undivided,
@@ -257,6 +258,11 @@ def _check_leftover(request: Request, template: nn.Module, data: Data) -> None:
             f"of {data.batch_size}), and the network cannot train on one: {error.__cause__} "
             "Pass drop_last=True or another batch_size."
         ) from error
+
+
+def _has_no_statistics(module: nn.Module) -> bool:
+    """Whether a layer normalises by the minibatch it sees, always."""
+    return isinstance(module, _BatchNorm) and module.running_mean is None
 
 
 def _num_observations(likelihood: Likelihood, data: Data) -> int:

@@ -8,7 +8,9 @@ import shutil
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +23,7 @@ from polymode.data import ArrayData, Data, fingerprint
 from polymode.errors import CheckpointError, PolymodeError
 from polymode.posteriors import Posterior, load_posterior, merge
 from polymode.posteriors.base import MANIFEST
-from polymode.storage import checksum, read_document, read_tensors, write_tensors, writing
+from polymode.storage import read_document, read_tensors, write_tensors
 from polymode.training.keeping.events import epochs_of, read_events
 from polymode.training.keeping.folder import PARTS_FOLDER, RunFolder
 from polymode.training.keeping.progress import Reporter, Silent
@@ -110,8 +112,11 @@ class PosteriorFolder:
         return load_posterior(self.path, request.model).to(request.device)
 
 
-def put_down(data: Data, folder: Path) -> Data | ArrayFile:
-    """Write arrays where every worker sees them, once for all that need them; loaders travel as they are."""
+def put_down(data: Data, folder: Path, written: dict[Path, str]) -> Data | ArrayFile:
+    """Write arrays where every worker sees them, once for all that need them; loaders travel as they are.
+
+    written: files of this session, with their checksums; those of an earlier one may have been damaged since.
+    """
     if not isinstance(data, ArrayData):
         return data
     tensors = {f"inputs/{index}": leaf for index, leaf in enumerate(leaves(data.inputs))}
@@ -119,9 +124,10 @@ def put_down(data: Data, folder: Path) -> Data | ArrayFile:
     if data.weights is not None:
         tensors["weights"] = data.weights
     path = folder / f"data-{fingerprint(data)[:32]}.safetensors"
-    digest = checksum(path) if path.exists() else write_tensors(path, tensors)
+    if path not in written:
+        written[path] = write_tensors(path, tensors)
     form = filled(data.inputs, (torch.empty(0) for _ in leaves(data.inputs)))
-    return ArrayFile(path, digest, form, data.batch_size, data.drop_last, data.augment)
+    return ArrayFile(path, written[path], form, data.batch_size, data.drop_last, data.augment)
 
 
 @dataclass(frozen=True)
@@ -223,11 +229,12 @@ class DividedRun:
         """Of the parts, in the order of the shares."""
         return [self.folder / PARTS_FOLDER / f"{number:03d}" for number in range(len(self.shares))]
 
-    def parts(self, cores: int) -> list[Part]:
-        """The work, with data and networks put down where all see them."""
+    def parts(self, cores: int, written: dict[Path, str]) -> list[Part]:
+        """The work, with data and networks put down where all see them; written: what stands there."""
         request = self.request
         files = {
-            id(data): put_down(data, self.shared) for data in (*request.sources, *(request.validation or ()))
+            id(data): put_down(data, self.shared, written)
+            for data in (*request.sources, *(request.validation or ()))
         }
         begin_at = None
         if request.initial is not None:
@@ -268,7 +275,6 @@ class DividedRun:
         spent = [read_document(folder / MANIFEST, "run")["spent"][0] for folder in self.folders]
         posteriors = [self._joined(index, spent) for index in range(len(self.request.sources))]
         self.run_folder.finish(posteriors)
-        shutil.rmtree(self.folder / PARTS_FOLDER)  # all of it is in the posteriors now
         return self.stored()
 
     def stored(self) -> list[Posterior]:
@@ -300,12 +306,21 @@ class DividedRun:
 
         Where some parts ended before others, theirs stay as they were at their ends.
         """
-        logs = [epochs_of(folder) for folder in self.folders]
-        labels = [row for folder in self.folders for row in _labels_of(folder)]
-        self.run_folder.events.write("members", labels=labels)
-        for number in range(max(map(len, logs))):
-            epochs = [log[min(number, len(log) - 1)] for log in logs]
-            longest = max(epochs, key=lambda epoch: epoch["epochs_done"])
+        logs = [_log_of(folder) for folder in self.folders]
+        if not all(labels and epochs for labels, epochs in logs):
+            warnings.warn(
+                f"The log of a part of the run in {self.folder} is damaged or missing: the log of the run "
+                "has no epochs. Its posteriors have everything.",
+                stacklevel=2,
+            )
+            return
+        self.run_folder.events.write("members", labels=[row for labels, _ in logs for row in labels])
+        epochs: list[dict[str, Any]] = [{} for _ in logs]
+        for done in sorted({number for _, of_part in logs for number in of_part}):
+            epochs = [of_part.get(done, before) for (_, of_part), before in zip(logs, epochs, strict=True)]
+            if not all(epochs):  # the first lines of a part are damaged
+                continue
+            longest = max(epochs, key=lambda epoch: float(epoch["epochs_done"]))
             joined = {name: value for name, value in longest.items() if name not in ("event", "time")}
             # An epoch tells what a data set has cost so far, the mean over those of its part.
             costs = [e["member_epochs"] * len(s.data_sets) for e, s in zip(epochs, self.shares, strict=True)]
@@ -318,8 +333,13 @@ class DividedRun:
             self.run_folder.events.write("epoch", **joined)
 
 
-def _labels_of(folder: Path) -> list[list[int]]:
-    return next(event["labels"] for event in read_events(folder) if event["event"] == "members")
+def _log_of(folder: Path) -> tuple[list[list[int]], dict[float, dict[str, Any]]]:
+    """The labels of a part's members, and its epochs by the number of those done; what is whole of them."""
+    try:
+        labels = next((e["labels"] for e in read_events(folder) if e["event"] == "members"), [])
+        return labels, {epoch["epochs_done"]: epoch for epoch in epochs_of(folder)}
+    except CheckpointError:  # it is missing
+        return [], {}
 
 
 def _mean_history(histories: Sequence[list[dict[str, Any]]], sizes: Sequence[int]) -> list[dict[str, Any]]:
@@ -348,8 +368,9 @@ class Orders:
     machines differ and jump.
     """
 
-    def __init__(self, folder: Path, session: str = "") -> None:
+    def __init__(self, folder: Path, session: str = "", leader: int | None = None) -> None:
         self.folder, self.session = folder, session or uuid.uuid4().hex
+        self.leader = os.getpid() if leader is None else leader  # the process that divided the work
         self.number = 0
         self._heard, self._latest = time.monotonic(), ""
         self._parent = os.getppid()
@@ -360,7 +381,7 @@ class Orders:
 
     def stop(self) -> None:
         """Ask all of this session to put their work down between two steps."""
-        with writing(self.folder):
+        with suppress(OSError):  # a full disk: they hear no beat soon, or find it full themselves
             (self.folder / f"stop-{self.session}").touch()
 
     @property
@@ -369,8 +390,8 @@ class Orders:
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the process that started this one is gone."""
-        return os.getppid() != self._parent
+        """Whether the process that started this one is gone; the one that divided the work needs none."""
+        return os.getpid() != self.leader and os.getppid() != self._parent
 
     def withdrawn(self) -> bool:
         """Whether the work is wanted no longer: someone stopped it, took it over, or is gone."""
@@ -422,9 +443,9 @@ class Outcome:
     kind: type[PolymodeError] = PolymodeError
 
 
-def work_on(part: Part, shared: Path, session: str) -> Outcome:
-    """Take a part to its end, from wherever it stands; run by a worker."""
-    orders = Orders(shared, session)
+def work_on(part: Part, shared: Path, session: str, leader: int) -> Outcome:
+    """Take a part to its end, from wherever it stands; run by a worker (one alone may be its leader)."""
+    orders = Orders(shared, session, leader)
     outcome = Outcome() if orders.withdrawn() else _work_on(part, shared, orders)
     if orders.is_orphaned:
         os._exit(1)  # nobody waits for the outcome, and nobody would end this process
@@ -509,7 +530,8 @@ def _followed(
 
     def dispatch() -> None:
         try:
-            found.append(crew.work(work_on, [(part, orders.folder, orders.session) for part in pending]))
+            tasks = [(part, orders.folder, orders.session, orders.leader) for part in pending]
+            found.append(crew.work(work_on, tasks))
         except BaseException as error:
             failures.append(error)
 
@@ -534,9 +556,13 @@ def _followed(
             thread.join(BEAT_SECONDS)
     except BaseException:
         orders.stop()
-        while thread.is_alive():  # a second Ctrl-C does not wait
+        heard = time.monotonic()
+        # Whoever holds a part puts it down; who has not begun will not. A second Ctrl-C does not wait.
+        while thread.is_alive() and time.monotonic() - heard < PATIENCE:
             orders.beat()
             thread.join(BEAT_SECONDS)
+            if any(map(_is_held, pending)):
+                heard = time.monotonic()
         raise
     if failures:
         raise failures[0]
@@ -600,8 +626,9 @@ def work_apart(runs: Sequence[DividedRun], computing: Computing, reporter: Repor
             run.begin(crew.workers)
         crew.check_folder(shared)
         parts, num_epochs = [], 0.0
+        written: dict[Path, str] = {}
         for run in runs:
-            some = run.parts(_cores(engine, computing, crew.workers))
+            some = run.parts(_cores(engine, computing, crew.workers), written)
             parts += some
             num_epochs += len(some) * run.num_epochs
         work_through(parts, crew, shared, reporter, title, num_epochs)

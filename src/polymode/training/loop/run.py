@@ -55,8 +55,11 @@ class Run:
             if not self.ranks.first(self.ranks.is_first and self.folder.is_finished):
                 return self._run()
             self.keeping.reporter.skip(self.title)
-            stored = (load_posterior(path, self.request.model) for path in self.folder.posteriors())
-            return [posterior.to(self.request.device) for posterior in stored]
+            return self._stored(self.folder)
+
+    def _stored(self, folder: RunFolder) -> list[Posterior]:
+        stored = (load_posterior(path, self.request.model) for path in folder.posteriors())
+        return [posterior.to(self.request.device) for posterior in stored]
 
     def _run(self) -> list[Posterior]:
         folder = self.folder
@@ -84,7 +87,7 @@ class Run:
         began = time.perf_counter()
         execution, step_seconds = self.material.problem.execution, {}
         if self.ranks.is_first:
-            execution, step_seconds = choose_execution(self.material, self.computing)
+            execution, step_seconds = choose_execution(self.material, self.computing, self.ranks)
         chosen = (execution.backend, execution.prediction_backend, execution.threads)
         backend, prediction, threads = self.ranks.first(chosen)
         execution = replace(
@@ -109,10 +112,13 @@ class Run:
                     replace(posterior, record=self._record_of(data_set))
                     for data_set, posterior in enumerate(training.posteriors())
                 ]
+                self.ranks.meet()  # what the ending removes is read by nobody any more
                 self.save()
                 if self.folder is not None and self.ranks.is_first:
                     posteriors = self.folder.finish(posteriors)
                 self.ranks.meet()
+                if self.folder is not None and not self.ranks.is_first:
+                    posteriors = self._stored(self.folder)
         except BaseException as error:
             reporter.close()
             if self.folder is not None:
@@ -206,6 +212,8 @@ class Run:
                 if self.record[key] not in BACKENDS:
                     raise unknown_name(f"{key} of the checkpoint", self.record[key], BACKENDS)
             require_whole("threads of the checkpoint", self.record["threads"])
+            if self.ranks.size > 1 and self.record["backend"] == "compiled":  # it began in one process
+                self.record["backend"] = "vmap"
             execution = Execution(
                 self.request.device,
                 self.record["backend"],

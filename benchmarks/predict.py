@@ -2,7 +2,8 @@
 
 python benchmarks/predict.py [--rows 1000000] [--repeats 3]
 
-Files of 20 columns through ten networks (CSV, Parquet, NPZ; numbers and classes); then 2,000 networks, and an
+Files of 20 columns through ten networks (CSV, Parquet, NPZ; numbers and classes), beside a loop that writes
+means and deviations, and one that writes the columns that polymode writes; then 2,000 networks, and an
 ensemble that is larger than the memory that the process may take. Every measurement is a process of its own;
 memory is its peak above that of a process that has loaded the run.
 """
@@ -43,8 +44,13 @@ def write_files(folder: Path, rows: int) -> None:
     np.savez(folder / "new.npz", x=np.ascontiguousarray(new.to_numpy()))
 
 
-def by_hand(task: str, source: str, out: str) -> None:
-    """What a good user writes: chunks of pandas, a list of modules, to_csv."""
+def by_hand(task: str, source: str, out: str, train: str = "") -> None:
+    """What a good user writes: chunks of pandas, a list of modules, to_csv.
+
+    train: training rows, to write the columns that polymode writes: quantiles of the mixture instead of those
+    of one Gaussian, and of tables the distance to the nearest training rows and the columns outside of their
+    range.
+    """
     import numpy as np
     import pandas as pd
     import torch
@@ -74,6 +80,25 @@ def by_hand(task: str, source: str, out: str) -> None:
                 yield array[start : start + CHUNK]
 
     shift, scale = np.zeros(COLUMNS), np.ones(COLUMNS)
+    names = np.array([f"x{i}" for i in range(COLUMNS)])
+    if train:
+        from sklearn.neighbors import NearestNeighbors
+
+        known = pd.read_csv(train)[names].to_numpy(np.float32)
+        neighbours = NearestNeighbors(n_neighbors=5, algorithm="brute").fit(known[:1000])
+        threshold = np.quantile(neighbours.kneighbors(known[1000:])[0].mean(1), 0.99)
+        lowest, highest = known.min(0), known.max(0)
+        beyond = (highest - lowest) / 10
+
+    def quantile(mean: torch.Tensor, std: torch.Tensor, level: float) -> torch.Tensor:
+        """Of a mixture of Gaussians, by halving."""
+        low, high = (mean - 8 * std).amin(0), (mean + 8 * std).amax(0)
+        for _ in range(24):
+            middle = (low + high) / 2
+            below = torch.special.ndtr((middle - mean) / std).mean(0) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
     with torch.no_grad():
         for number, chunk in enumerate(chunks()):
             inputs = torch.from_numpy(((np.asarray(chunk) - shift) / scale).astype(np.float32))
@@ -82,7 +107,10 @@ def by_hand(task: str, source: str, out: str) -> None:
                 mean, variance = outputs[..., 0], outputs[..., 1].exp()
                 std = (variance.mean(0) + mean.var(0, correction=0)).sqrt()
                 found = {"mean": mean.mean(0), "std": std, "member_std": mean.std(0, correction=0)}
-                found |= {"q0.05": found["mean"] - 1.645 * std, "q0.95": found["mean"] + 1.645 * std}
+                if train:
+                    found |= {f"q{level}": quantile(mean, variance.sqrt(), level) for level in (0.05, 0.95)}
+                else:
+                    found |= {"q0.05": found["mean"] - 1.645 * std, "q0.95": found["mean"] + 1.645 * std}
             else:
                 each = outputs.softmax(-1)
                 mean = each.mean(0)
@@ -91,6 +119,13 @@ def by_hand(task: str, source: str, out: str) -> None:
                 found = {"label": mean.argmax(-1), "confidence": mean.amax(-1), "entropy": entropy}
                 found |= {"mutual_information": mutual} | {f"p_{i}": mean[:, i] for i in range(mean.shape[1])}
             table = pd.DataFrame({name: values.numpy() for name, values in found.items()})
+            if train and not source.endswith(".npz"):
+                rows = inputs.numpy()
+                table["strangeness"] = neighbours.kneighbors(rows)[0].mean(1) / threshold
+                outside = (rows < lowest - beyond) | (rows > highest + beyond)
+                table["unlike"] = ""
+                for row in outside.any(1).nonzero()[0]:
+                    table.loc[row, "unlike"] = ", ".join(names[outside[row]])
             table.to_csv(out, mode="w" if number == 0 else "a", header=number == 0, index=False)
 
 
@@ -163,7 +198,7 @@ def trained(folder: Path, data: str, run: str, hidden: list[int], members: int) 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Predict large files.")
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--repeats", type=int, default=3, help="pairs of runs; the fastest of each counts")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds; the fastest of each counts")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -173,23 +208,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_files(folder, options.rows)
-        print(f"{'file':<9}{'task':<9}{'by hand, s':>11}{'polymode, s':>12}{'ratio':>7}", end="")
-        print(f"{'processors, s':>15}{'MB above':>10}")
+        print(f"{'file':<9}{'task':<9}{'by hand, s':>11}{'same columns':>14}{'polymode, s':>12}", end="")
+        print(f"{'ratios':>14}{'processors, s':>22}{'MB above':>10}")
         for task in TASKS:
             for kind in ("csv", "parquet", "npz"):
                 data = f"{task}.{'npz' if kind == 'npz' else 'csv'}"
                 run = trained(folder, data, f"{task}-{kind}", HIDDEN, MEMBERS)
                 base = measured("loaded", run)[2]
                 new, out = str(folder / f"new.{kind}"), str(folder / "out.csv")
-                pairs = [
-                    (measured("by_hand", task, new, out), measured("ours", run, new, out))
+                rounds = [
+                    (
+                        measured("by_hand", task, new, out),
+                        measured("by_hand", task, new, out, str(folder / f"{task}.csv")),
+                        measured("ours", run, new, out),
+                    )
                     for _ in range(options.repeats)
                 ]
-                hand, best = (min(each[i] for each in pairs) for i in (0, 1))
-                peak = max(each[1][2] for each in pairs)
+                hand, same, best = (min(each[i] for each in rounds) for i in range(3))
+                peak = max(each[2][2] for each in rounds)
                 print(
-                    f"{kind:<9}{task:<9}{hand[0]:>11.1f}{best[0]:>12.1f}{hand[0] / best[0]:>7.2f}"
-                    f"{hand[1]:>8.1f}{best[1]:>7.1f}{peak - base:>10.0f}",
+                    f"{kind:<9}{task:<9}{hand[0]:>11.1f}{same[0]:>14.1f}{best[0]:>12.1f}"
+                    f"{hand[0] / best[0]:>7.2f}{same[0] / best[0]:>7.2f}"
+                    f"{hand[1]:>8.1f}{same[1]:>7.1f}{best[1]:>7.1f}{peak - base:>10.0f}",
                     flush=True,
                 )
         few = folder / "few.csv"

@@ -244,6 +244,13 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (safetensors.SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is not a readable safetensors file ({error}).") from error
+    except RuntimeError as error:
+        if "mmap" not in str(error):
+            raise
+        raise CheckpointError(
+            f"{path} cannot be mapped into memory ({error}). Allow the process a larger address space "
+            "(ulimit -v, ulimit -d), or end others."
+        ) from error
 
 
 def checksum(path: Path) -> str:

@@ -1,5 +1,6 @@
 """``polymode plan``: what a comparison will cost, before it is begun."""
 
+import json
 import time
 import warnings
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from polymode.errors import InputError, PolymodeError, require
 from polymode.likelihoods import make_likelihood
 from polymode.methods import COMPARED
 from polymode.posteriors import Posterior
+from polymode.storage import finite
 from polymode.training.contract import Method
 from polymode.training.keeping.progress import Reporter
 from polymode.training.loop.fit import prepared
@@ -179,7 +181,9 @@ def _measured(options: PlanOptions, label: str, size: Size, threads: int, asked:
                     began = time.perf_counter()
                     found = judge(posterior, each.data, job.task.ood, num_draws=options.num_draws)
                     seconds.append(time.perf_counter() - began)
+                    told = {"scores": found.scores, "errors": found.errors, "curves": found.curves}
                     written = sum(t.numel() * t.element_size() for t in found.predictions.values())
+                    written += len(json.dumps({"replicates": [finite(told)]}, indent=2))
                 return Judged(seconds[0] + (len(posteriors) - 1) * seconds[-1], len(posteriors) * written)
 
             found = forecast(

@@ -332,11 +332,15 @@ def _end(process: subprocess.Popen[bytes], folder: Path) -> None:
     assert process.returncode == 0, (folder.parent / "errors.txt").read_text()[-2000:]
 
 
-def _until_it_trains(folder: Path, parts: int = 2) -> None:
+def _until_it_trains(process: subprocess.Popen[bytes], folder: Path, parts: int = 2) -> None:
     """Wait until so many parts have written a checkpoint of a step."""
     deadline = time.monotonic() + SECONDS
     while len({path.parts[-3] for path in folder.glob("parts/*/checkpoint/state-*")}) < parts:
-        assert time.monotonic() < deadline, "no part has begun"
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            process.wait()
+            said = (folder.parent / "errors.txt").read_text()[-2000:]
+            raise AssertionError(f"{parts} parts were never trained at once: {said}")
         time.sleep(0.02)
 
 
@@ -354,7 +358,7 @@ def killed_parent(folder: Path, generator: random.Random) -> str:
     """Whoever divided the work is killed; workers put their parts down, and the same call goes on."""
     expected = undisturbed_apart()
     process = _start(folder / "run")
-    _until_it_trains(folder / "run")
+    _until_it_trains(process, folder / "run")
     time.sleep(generator.uniform(0, 1))
     workers = [each for each in _children(process.pid) if each in _processes("popen_loky_posix")]
     process.kill()
@@ -380,7 +384,7 @@ def killed_worker(folder: Path, generator: random.Random) -> str:
     """A worker on this machine is killed; its part goes on with another one."""
     expected = undisturbed_apart()
     process = _start(folder / "run")
-    _until_it_trains(folder / "run")
+    _until_it_trains(process, folder / "run")
     time.sleep(generator.uniform(0, 1))
     workers = [each for each in _children(process.pid) if each in _processes("popen_loky_posix")]
     os.kill(generator.choice(workers), signal.SIGKILL)
@@ -393,6 +397,8 @@ def killed_worker(folder: Path, generator: random.Random) -> str:
 @contextlib.contextmanager
 def dask_cluster() -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
     """A scheduler and two workers with nannies, which begin them anew, on the loopback."""
+    from distributed import Client
+
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
     quiet: dict[str, Any] = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     port = _free_port()
@@ -412,6 +418,8 @@ def dask_cluster() -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
         for name in ("one", "two")
     ]
     try:
+        with Client(address, timeout=SECONDS) as client:
+            client.wait_for_workers(2, timeout=SECONDS)  # with one alone, parts come one after the other
         yield address, running[1:]
     finally:
         for each in running:
@@ -433,7 +441,7 @@ def killed_dask_worker(folder: Path, generator: random.Random) -> str:
     expected = undisturbed_apart()
     with dask_cluster() as (address, nannies):
         process = _start(folder / "run", "dask", address)
-        _until_it_trains(folder / "run")
+        _until_it_trains(process, folder / "run")
         victims = [
             child for nanny in nannies for child in _children(nanny.pid) if child in _processes("spawn_main")
         ]
@@ -449,7 +457,7 @@ def killed_dask_node(folder: Path, generator: random.Random) -> str:
     expected = undisturbed_apart()
     with dask_cluster() as (address, nannies):
         process = _start(folder / "run", "dask", address)
-        _until_it_trains(folder / "run")
+        _until_it_trains(process, folder / "run")
         os.killpg(generator.choice(nannies).pid, signal.SIGKILL)
         KILLED["a node of Dask"] += 1
         _end(process, folder / "run")
@@ -474,7 +482,7 @@ def killed_ray_worker(folder: Path, generator: random.Random) -> str:
     expected = undisturbed_apart()
     with ray_cluster() as (cluster, _):
         process = _start(folder / "run", "ray", cluster.address)
-        _until_it_trains(folder / "run")
+        _until_it_trains(process, folder / "run")
         os.kill(generator.choice(_processes("ray::PoolActor")), signal.SIGKILL)
         KILLED["a worker of Ray"] += 1
         _end(process, folder / "run")
@@ -487,7 +495,7 @@ def killed_ray_node(folder: Path, generator: random.Random) -> str:
     expected = undisturbed_apart()
     with ray_cluster() as (cluster, nodes):
         process = _start(folder / "run", "ray", cluster.address)
-        _until_it_trains(folder / "run")
+        _until_it_trains(process, folder / "run")
         cluster.remove_node(generator.choice(nodes), allow_graceful=False)
         KILLED["a node of Ray"] += 1
         _end(process, folder / "run")

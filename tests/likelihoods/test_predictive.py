@@ -15,6 +15,7 @@ import polymode as pm
 from cases import BY_NAME
 from forks import fork
 from polymode.errors import InputError
+from polymode.likelihoods import HeteroscedasticGaussian, numbers
 from polymode.likelihoods.categorical import softmax_and_entropy
 from polymode.likelihoods.gaussian import GaussianLaw
 from polymode.likelihoods.numbers import mixture_quantiles
@@ -385,3 +386,18 @@ def test_predictives_print_as_one_line():
     assert repr(numbers) == expected.format("")
     levels = {0.05: torch.zeros(7, 1), 0.95: torch.ones(7, 1)}
     assert repr(replace(numbers, quantiles=levels)) == expected.format("quantiles 0.05, 0.95, ")
+
+
+def test_quantiles_of_many_points_are_those_of_each(monkeypatch):
+    """Points are worked on some at a time; the distribution function at each quantile is its level."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(7, 501, 2, generator=generator, dtype=torch.float64)
+    weights = torch.rand(7, generator=generator, dtype=torch.float64)
+    likelihood = HeteroscedasticGaussian()
+    monkeypatch.setattr(numbers, "CACHED", 100)  # blocks of seven points, and one that is shorter
+    low, high = likelihood.quantiles(outputs, weights, (0.05, 0.95))
+    law = likelihood.law(outputs)
+    for level, found in ((0.05, low), (0.95, high)):
+        assert found.shape == law.mean.shape[1:]
+        reached = torch.tensordot(weights / weights.sum(), law.cdf(found), 1)
+        torch.testing.assert_close(reached, torch.full_like(reached, level), atol=1e-9, rtol=0)

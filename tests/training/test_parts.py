@@ -15,7 +15,9 @@ import polymode as pm
 from cases import BY_NAME
 from contract.sketches import Masked
 from polymode.errors import CheckpointError, InputError, PolymodeError
+from polymode.storage import read_document
 from polymode.training import epochs_of
+from polymode.training.keeping.events import read_events
 from polymode.training.loop import parts
 from polymode.training.loop.material import Request
 from polymode.training.loop.parts import DividedRun, Orders, Share, shares_of
@@ -283,3 +285,8 @@ def test_an_interrupted_run_goes_on(tmp_path, undisturbed, to):
     assert [e["epochs_done"] for e in several] == [e["epochs_done"] for e in one]
     assert several[-1]["losses"] == pytest.approx(one[-1]["losses"])
     assert several[-1]["member_epochs"] == pytest.approx(one[-1]["member_epochs"])
+    record = read_document(folder / "manifest.json", "run")["record"]
+    assert [part["backend"] for part in record["parts"]] == ["loop", "loop"]
+    assert len(record["shares"]) == 2
+    begun = [event["event"] for event in read_events(folder) if event["event"] in ("begin", "resume")]
+    assert begun == ["begin", "resume"]

@@ -41,6 +41,15 @@ def test_the_time_that_remains_does_not_count_epochs_of_earlier_sessions(clock):
     ]
 
 
+def test_nothing_is_said_of_the_time_that_remains_before_anything_is_done(clock):
+    stream = io.StringIO()
+    lines = Lines(stream)
+    lines.begin("single", 100, 90)
+    clock[0] += 10
+    lines.advance(90, "2 workers")
+    assert stream.getvalue().splitlines()[-1] == "single: epoch 90.0/100, 2 workers"
+
+
 def test_json_lines_are_json(clock):
     stream = io.StringIO()
     lines = JsonLines(stream)

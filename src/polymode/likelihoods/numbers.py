@@ -26,8 +26,9 @@ from polymode.metrics.calibration import BINS, Bins
 from polymode.metrics.columns import Column, by_key, to_samples
 from polymode.metrics.curves import coverage_curve, histogram
 from polymode.metrics.diversity import label_disagreement
-from polymode.trees import Tree
+from polymode.trees import Tree, leaves, map_tree
 
+CACHED = 2**17  # outputs of all members whose quantiles are found at once: 1 MB in double precision
 MOST_SCORES = 1000  # of held-out points that a calibration keeps
 HALVED_EVERY = 4  # steps of an inversion: no function takes more than so many times those of halving alone
 
@@ -207,10 +208,20 @@ class Numbers(Likelihood):
         return torch.stack([(answers - row).double().square().mean(-1).sqrt() for row in answers]) / spread
 
     def quantiles(self, outputs: Tree, weights: Tensor, levels: Sequence[float]) -> Tensor:
-        law, share = self.law(outputs), weights.double() / weights.double().sum()
+        share = weights.double() / weights.double().sum()
         moved = moved_levels(levels, self.conformal) if self.conformal else list(levels)
-        at = torch.tensor(moved, dtype=torch.float64, device=law.mean.device)
-        return mixture_quantiles(law, share, at)
+        first = next(leaves(outputs))
+        at = torch.tensor(moved, dtype=torch.float64, device=first.device)
+        count = first.shape[1]
+        # The inversion goes over its numbers many times: a processor's cache holds those of some points.
+        some = count if first.is_cuda else max(1, CACHED * count // max(1, first.numel()))
+        found = [
+            mixture_quantiles(
+                self.law(map_tree(lambda x, at=start: x[:, at : at + some], outputs)), share, at
+            )
+            for start in range(0, count, some)
+        ]
+        return torch.cat(found, 1)
 
     def conformal_scores(self, seen: Sequence[Seen]) -> tuple[float, ...]:
         """|2 F(y) − 1| of all targets, sorted: how far from the middle of its law each lies.

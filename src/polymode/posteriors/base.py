@@ -344,7 +344,8 @@ class Posterior(ABC):
             rows = slice(start, min(start + chunk, num_points))
             part = map_tree(lambda x, rows=rows: x[rows], inputs)
             draws = _copy(generator, state)
-            blocks: list[list[tuple[Tree, Tensor]]] = []  # of members; each a list over batches of points
+            blocks: list[Tree] = []  # of members, with room for all points: many small tensors, held among
+            masses: list[Tensor] = []  # large ones that come and go, would keep the memory of those
             for batch, outputs, weights in self.outputs(
                 part,
                 num_draws,
@@ -354,11 +355,12 @@ class Posterior(ABC):
                 average=average,
             ):
                 if batch.start == 0:
-                    blocks.append([])
-                blocks[-1].append((outputs, weights))
-            joined = [map_tree(lambda *t: torch.cat(t, 1), *(o for o, _ in block)) for block in blocks]
-            outputs = map_tree(lambda *t: torch.cat(t), *joined)
-            yield rows, outputs, torch.cat([block[0][1] for block in blocks])
+                    size = length(part)
+                    blocks.append(map_tree(lambda t, n=size: t.new_empty(len(t), n, *t.shape[2:]), outputs))
+                    masses.append(weights)
+                map_tree(lambda room, t, at=batch: room[:, at].copy_(t), blocks[-1], outputs)
+            outputs = blocks[0] if len(blocks) == 1 else map_tree(lambda *t: torch.cat(t), *blocks)
+            yield rows, outputs, torch.cat(masses)
 
     def log_prob(
         self,

@@ -90,7 +90,9 @@ class JobOptions(JudgingOptions):
         place="screen",
     )
     workers: int = option(
-        0, "parts that are worked on at once (default: as many as there are cores)", place="screen"
+        0,
+        "parts that are worked on at once (default: as many as this machine, or the cluster, has room for)",
+        place="screen",
     )
     cores: int = option(0, "that a part needs (default: --threads, or 1)", place="screen")
     memory: float = option(

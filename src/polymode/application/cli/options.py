@@ -155,7 +155,8 @@ def parse(kind: type[AnyOptions], command: str, about: str, arguments: Sequence[
 def _add(parser: argparse.ArgumentParser, each: Option) -> None:
     name, annotation, further = each.name, each.annotation, each.further
     explanation, shown = each.meaning, each.default
-    if isinstance(shown, str | int | float) and not isinstance(shown, bool) and shown != "":
+    is_told = isinstance(shown, str | int | float) and not isinstance(shown, bool) and shown != ""
+    if is_told and "(default: " not in explanation:  # one that stands for something says for what
         explanation += f" (default: {shown})"
     explanation = explanation.replace("%", "%%")
     if name == "set":
@@ -167,7 +168,7 @@ def _add(parser: argparse.ArgumentParser, each: Option) -> None:
         return
     options: dict[str, Any] = {"help": explanation}
     if further["choices"]:
-        options["metavar"] = "|".join(further["choices"])
+        options["metavar"] = "|".join(filter(None, further["choices"]))
     elif further["metavar"]:
         options["metavar"] = further["metavar"]
     if further["place"] == "argument":

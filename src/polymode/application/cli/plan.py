@@ -269,10 +269,12 @@ def _footnotes(plan: Plan, subject: _Subject, options: PlanOptions) -> list[str]
         lines.append("† some phase could not be begun by itself: its steps count as those before it.")
     if subject.job.task.splits[0].validation is not None:
         lines.append("Trainings that stop early, when held-out rows no longer improve, cost less than this.")
+    left_out = ["starting Python", "the page (some 5 MB)"]
     if subject.job.task.likelihoods:
-        lines.append(
-            "Not counted: the trial that chooses the noise model of a regression by training one network."
-        )
+        left_out.append("the trial that chooses the noise model of a regression by training one network")
+    if options.baselines != "none":
+        left_out.append("scikit-learn's baselines beside a table")
+    lines.append(f"Not counted: {', '.join(left_out)}.")
     return lines
 
 

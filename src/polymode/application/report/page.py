@@ -212,7 +212,7 @@ def _explanations(comparison: Comparison) -> str:
     ]
     items += [
         "<li><b>gain</b>: difference to the first method, paired over splits or seeds; + is better; "
-        "<i>undecided</i> where it is less than two standard errors, or of one replicate</li>",
+        "<i>undecided</i> where it is less than two standard errors, or has none</li>",
         "<li><b>member-epochs</b>: gradient passes over the training data that were spent</li>",
         "<li><b>seconds</b>: of training, divided by the replicates that were trained side by side</li>",
     ]

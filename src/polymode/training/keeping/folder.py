@@ -162,8 +162,14 @@ class RunFolder:
             measures={name: values.tolist() for name, values in epoch.measures.items()},
         )
 
-    def finish(self, posteriors: Sequence[Posterior]) -> list[Posterior]:
-        """Write the posteriors and return them, no longer resting on files of the training."""
+    def finish(
+        self, posteriors: Sequence[Posterior], record: dict[str, Any] | None = None
+    ) -> list[Posterior]:
+        """Write the posteriors and return them, no longer resting on files of the training.
+
+        record: what is known of the run now, where that is more than when it began.
+        """
+        self._record = record or self._record
         names = [f"posterior-{index}" for index in range(len(posteriors))]
         for name, posterior in zip(names, posteriors, strict=True):
             shutil.rmtree(self.path / name, ignore_errors=True)  # of an ending that was cut

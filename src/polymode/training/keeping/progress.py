@@ -133,8 +133,11 @@ class Lines:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + LINE_SECONDS
-            remaining = (now - self._began) * (self._total - epochs) / max(epochs - self._before, 1e-9)
-            self.say(f"{self._title}: epoch {epochs:.1f}/{self._total}, {detail}, eta {remaining:.0f} s")
+            line = f"{self._title}: epoch {epochs:.1f}/{self._total}, {detail}"
+            if epochs > self._before:
+                remaining = (now - self._began) * (self._total - epochs) / (epochs - self._before)
+                line += f", eta {remaining:.0f} s"
+            self.say(line)
 
     def end(self, title: str) -> None:
         self.say(f"{title}: done in {time.monotonic() - self._began:.1f} s")

@@ -220,9 +220,15 @@ class DividedRun:
     def begin(self, workers: int) -> None:
         """Divide the run, as it was divided before if it goes on, and write down how."""
         self.run_folder.check_undivided()
+        event = "resume" if self.shares else "begin"
         self.shares = self.shares or shares_of(len(self.request.sources), self.request.chains, workers)
-        shares = [[[each.start, each.stop] for each in (s.data_sets, s.chains)] for s in self.shares]
-        self.run_folder.began({"shares": shares}, "begin")
+        self.run_folder.began(self.division, event)
+
+    @property
+    def division(self) -> dict[str, Any]:
+        """From and to of the data sets and of the chains of each part."""
+        ranges = [(share.data_sets, share.chains) for share in self.shares]
+        return {"shares": [[[each.start, each.stop] for each in both] for both in ranges]}
 
     @property
     def folders(self) -> list[Path]:
@@ -272,9 +278,11 @@ class DividedRun:
     def joined(self) -> list[Posterior]:
         """One posterior a data set, of all parts, kept in the folder of the whole; theirs are removed."""
         self._join_events()
-        spent = [read_document(folder / MANIFEST, "run")["spent"][0] for folder in self.folders]
+        manifests = [read_document(folder / MANIFEST, "run") for folder in self.folders]
+        spent = [manifest["spent"][0] for manifest in manifests]
         posteriors = [self._joined(index, spent) for index in range(len(self.request.sources))]
-        self.run_folder.finish(posteriors)
+        parts = [manifest["record"] for manifest in manifests]  # the backend that each has chosen, say
+        self.run_folder.finish(posteriors, self.division | {"parts": parts})
         return self.stored()
 
     def stored(self) -> list[Posterior]:

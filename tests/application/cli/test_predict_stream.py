@@ -71,6 +71,47 @@ def test_names_of_predictions_are_not_kept(made, name):
     assert f"--keep {name}: the predictions have a column of that name" in the_line(said)
 
 
+def test_what_is_kept_has_all_its_digits(made, monkeypatch):
+    """Integers with gaps, in a part of the rows only, and floating-point numbers of a file with types."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.read_csv(made / "new.csv", dtype={"a": str}).iloc[:30].drop(columns=["id", "c"])
+    frame["a"] = frame["a"].astype(float)
+    frame["c"] = "red"
+    numbers = [1234567890123456789 + i for i in range(30)]
+    frame["key"] = pandas.array([None if i == 25 else n for i, n in enumerate(numbers)], dtype="Int64")
+    frame["amount"] = [123456789.25 + i if i != 7 else float("nan") for i in range(30)]
+    frame.to_parquet(made / "kept.parquet")
+    monkeypatch.setattr(new_rows, "ROWS", 10)
+    out = ("--keep", "key,amount", "--out", "kept.csv", "--quiet")
+    polymode("predict", "numbers", "kept.parquet", *out, cwd=made, expected_warnings=True)
+    with (made / "kept.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["key"] for row in rows] == ["" if i == 25 else str(n) for i, n in enumerate(numbers)]
+    assert [row["amount"] for row in rows] == [str(123456789.25 + i) if i != 7 else "" for i in range(30)]
+
+
+def test_the_file_that_is_read_is_not_written(made):
+    before = (made / "new.csv").read_bytes()
+    (made / "link.csv").symlink_to(made / "new.csv")
+    (made / "loop.csv").symlink_to(made / "loop.csv")
+    for name in ("new.csv", "link.csv"):
+        said = polymode("predict", "numbers", "new.csv", "--out", name, cwd=made, code=2)
+        assert f"--out {name} is the file with the examples: choose another name" in the_line(said)
+    said = polymode("predict", "numbers", "new.csv", "--out", "loop.csv", cwd=made, code=2)
+    assert "--out 'loop.csv' cannot be written" in the_line(said)
+    assert (made / "new.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--num-draws", "0"), ("--seed", str(2**70)), ("--seed", "-1")]
+)
+def test_draws_that_cannot_be_made_are_refused(made, option, value):
+    said = polymode("predict", "draws", "new.csv", option, value, cwd=made, code=2)
+    assert f"{option} must be" in the_line(said)
+    assert f"got {value}" in the_line(said)
+
+
 @pytest.mark.parametrize("suffix", ["csv", "npz"])
 def test_files_written_in_parts_hold_the_same(made, suffix, monkeypatch):
     keep = ("--keep", "id,c", "--out", f"p.{suffix}")

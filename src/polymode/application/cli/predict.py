@@ -4,7 +4,7 @@ import contextvars
 import queue
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -75,8 +75,14 @@ def run(options: PredictOptions) -> None:
     """Predict and write one row an example."""
     if not options.run or not options.data:
         raise UsageError("Name the folder of a run and the examples: polymode predict RUN DATA.")
+    if options.num_draws < 1:
+        raise UsageError(f"--num-draws must be at least 1, got {options.num_draws}.")
+    if not 0 <= options.seed < 2**64:
+        raise UsageError(f"--seed must be from 0 to 2**64 − 1, got {options.seed}.")
     if options.out and Path(options.out).suffix not in (".csv", ".npz"):
         raise UsageError(f"--out {options.out!r} must end in .csv or .npz.")
+    out = _out(options)
+    keep = _names(options.keep)
     stored = StoredRun.open(options.run, options.model, [options.data], trust=options.trust)
     posterior = stored.calibrated(
         stored.posterior(options.posterior), options.posterior, options.num_draws, now=options.calibrate
@@ -84,14 +90,14 @@ def run(options: PredictOptions) -> None:
     summary, clock = _Summary(), _Clock(options)
     with ExitStack() as stack:
         writers = []
-        if options.out:
-            writers.append(stack.enter_context(predictions_file(Path(options.out).resolve())))
+        if out is not None:
+            writers.append(stack.enter_context(predictions_file(out, keep)))
         if options.json:
             writers.append(stack.enter_context(json_on_screen()))
         elif not options.out:
-            writers.append(stack.enter_context(csv_on_screen()))
+            writers.append(stack.enter_context(csv_on_screen(keep)))
         # Reading, computing and writing go on side by side: each is bound by another part of the machine.
-        for columns in stack.enter_context(closing(ahead(_predicted(options, stored, posterior)))):
+        for columns in stack.enter_context(closing(ahead(_predicted(options, stored, posterior, keep)))):
             for write in writers:
                 write(columns)
             summary.add(columns)
@@ -101,10 +107,9 @@ def run(options: PredictOptions) -> None:
 
 
 def _predicted(
-    options: PredictOptions, stored: StoredRun, posterior: Posterior
+    options: PredictOptions, stored: StoredRun, posterior: Posterior, keep: Sequence[str]
 ) -> Iterator[dict[str, np.ndarray]]:
     """The columns of all examples, some rows at a time."""
-    keep = _names(options.keep)
     familiarity = stored.familiarity(options.posterior)
     ready = stored.preprocessing(options.posterior)
     # Where a predictive has none, the default asks for nothing.
@@ -237,6 +242,20 @@ def ahead(items: Iterator[Item], number: int = 2) -> Generator[Item, None, None]
             items.close()
     if value is not None:
         raise value
+
+
+def _out(options: PredictOptions) -> Path | None:
+    """The file to write, wherever links lead; not the one that is read."""
+    if not options.out:
+        return None
+    try:
+        out = Path(options.out).resolve()
+        is_read = out.exists() and Path(options.data).exists() and out.samefile(options.data)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"--out {options.out!r} cannot be written: {error}. Choose another name.") from None
+    if is_read:
+        raise UsageError(f"--out {options.out} is the file with the examples: choose another name.")
+    return out
 
 
 def _names(text: str) -> list[str]:

@@ -2,8 +2,9 @@
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -19,21 +20,24 @@ Write = Callable[[Columns], None]
 
 
 @contextmanager
-def predictions_file(path: Path) -> Iterator[Write]:
-    """What writes rows to a .csv or .npz; until all are written, the file is as it was."""
-    kind = _npz if path.suffix == ".npz" else _csv
+def predictions_file(path: Path, exact: Collection[str] = ()) -> Iterator[Write]:
+    """What writes rows to a .csv or .npz; until all are written, the file is as it was.
+
+    exact: columns whose numbers are written with all their digits.
+    """
+    kind = _npz if path.suffix == ".npz" else partial(_csv, exact=exact)
     with replaced(path) as temporary, kind(path, temporary) as write:
         yield write
 
 
 @contextmanager
-def csv_on_screen() -> Iterator[Write]:
+def csv_on_screen(exact: Collection[str] = ()) -> Iterator[Write]:
     """What writes rows to standard output."""
     begun = False
 
     def write(columns: Columns) -> None:
         nonlocal begun
-        sys.stdout.write(csv_text(columns, with_names=not begun))
+        sys.stdout.write(csv_text(columns, with_names=not begun, exact=exact))
         begun = True
 
     yield write
@@ -54,11 +58,11 @@ def json_on_screen() -> Iterator[Write]:
 
 
 @contextmanager
-def _csv(path: Path, temporary: Path) -> Iterator[Write]:
+def _csv(path: Path, temporary: Path, exact: Collection[str]) -> Iterator[Write]:
     with temporary.open("w", encoding="utf-8", newline="") as file:
 
         def write(columns: Columns) -> None:
-            text = csv_text(columns, with_names=not file.tell())
+            text = csv_text(columns, with_names=not file.tell(), exact=exact)
             with writing(path):
                 file.write(text)
                 file.flush()
@@ -95,13 +99,21 @@ def _npz(path: Path, temporary: Path) -> Iterator[Write]:
                         member.write(np.ascontiguousarray(values.astype(kind)).data)
 
 
-def csv_text(columns: Columns, *, with_names: bool) -> str:
-    """Rows as lines: numbers with 8 digits, text so that no spreadsheet runs it."""
+def csv_text(columns: Columns, *, with_names: bool, exact: Collection[str] = ()) -> str:
+    """Rows as lines: numbers with 8 digits, or all they have; text so that no spreadsheet runs it."""
+    columns = {
+        name: _digits(v) if name in exact and v.dtype.kind == "f" else v for name, v in columns.items()
+    }
     names = ",".join(_cell(name) for name in columns) + "\n" if with_names else ""
     # One format for a whole row: a writer that looks at every cell takes several times as long.
     row = ",".join({"f": "%.8g", "i": "%d", "u": "%d"}.get(v.dtype.kind, "%s") for v in columns.values())
     cells = [_texts(v) if v.dtype.kind in "UO" else v.tolist() for v in columns.values()]
     return names + "".join(map(f"{row}\n".__mod__, zip(*cells, strict=True)))
+
+
+def _digits(values: np.ndarray) -> np.ndarray:
+    """The shortest text that is the same number; nothing where there is none."""
+    return np.where(np.isnan(values), "", values.astype(str))
 
 
 def _texts(values: np.ndarray) -> list[str]:

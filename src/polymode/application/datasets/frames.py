@@ -373,12 +373,11 @@ def _arrow_frames(
     first = 0
     try:
         _check_cells(*_extent_of_arrow(path, rows), str(path))
-        floating = _integers_with_gaps(path, keep) if alike else []
+        with_gaps = _integers_with_gaps(path, keep) if alike else []
         for table in _arrow_tables(path, rows):
-            for name in floating:
-                place = table.schema.get_field_index(name)
-                table = table.set_column(place, name, table.column(name).cast(pyarrow.float64(), safe=False))
             frame = table.to_pandas(types_mapper=kinds).reset_index(drop=True)
+            for name in with_gaps:  # as floating-point numbers they would lose digits
+                frame[name] = table.column(name).to_pandas(types_mapper=_with_gaps).array
             frame.index += first
             first += len(frame)
             frame.columns = frame.columns.map(str)
@@ -437,7 +436,7 @@ def _extent_of_arrow(path: Path, rows: int | None) -> tuple[int, int]:
 
 
 def _integers_with_gaps(path: Path, names: Sequence[str]) -> list[str]:
-    """Those of the columns that become floating-point numbers, in every frame or in none."""
+    """Those of the columns that are integers and have gaps somewhere in the file."""
     import pyarrow
 
     found: set[str] = set()
@@ -447,6 +446,11 @@ def _integers_with_gaps(path: Path, names: Sequence[str]) -> list[str]:
             if pyarrow.types.is_integer(column.type) and column.null_count:
                 found.add(name)
     return sorted(found)
+
+
+def _with_gaps(kind: Any) -> Any:
+    """The type that pandas has for integers of which some are missing."""
+    return pandas().api.types.pandas_dtype(str(kind).replace("uint", "UInt").replace("int", "Int"))
 
 
 def _with_rows(frame: Any, what: str) -> Any:
@@ -492,8 +496,7 @@ def _known_names(names: Sequence[str], known: Sequence[str], path: Path) -> list
 
 def _plain_or_text(column: Any) -> np.ndarray:
     values = column.to_numpy()
-    return (
-        values
-        if values.dtype.kind in "biuf"
-        else column.astype(object).fillna("").astype(str).to_numpy(dtype=str)
-    )
+    # Integers of which some may be missing would become floating-point numbers, and lose digits.
+    if values.dtype.kind in "biuf" and not str(column.dtype).startswith(("Int", "UInt")):
+        return values
+    return column.astype(object).fillna("").astype(str).to_numpy(dtype=str)

@@ -689,6 +689,31 @@ BAD_DATA = {
 }
 
 
+class Odd(torch.nn.Linear):
+    """A network whose code does something with its outputs."""
+
+    def __init__(self, change):
+        super().__init__(4, 3)
+        self.change = change
+
+    def forward(self, x):
+        return self.change(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (torch.Tensor.long, "outputs are torch.int64: they must be real floating-point numbers"),
+        (lambda x: x + 1j, "outputs are torch.complex64: they must be real floating-point numbers"),
+        (lambda x: {}["boom"], r"cannot run on a batch of the data, inputs \[6, 4\].*: KeyError: 'boom'"),
+    ],
+)
+def test_networks_that_cannot_be_trained_are_refused(change, message):
+    data = pm.ArrayData(torch.randn(6, 4), torch.zeros(6, dtype=torch.int64))
+    with pytest.raises(InputError, match=message):
+        quiet(Single(), Odd(change), data)
+
+
 @pytest.mark.parametrize("name", BAD_DATA)
 def test_bad_data_is_refused_before_training(name):
     make, message = BAD_DATA[name]

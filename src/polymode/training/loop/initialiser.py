@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from polymode.errors import InputError
+from polymode.errors import InputError, require
 from polymode.likelihoods import Likelihood
 from polymode.networks.adaptations import Adaptation, adapt
 from polymode.networks.members import Members, Tensors
@@ -27,7 +27,7 @@ from polymode.seeds import derive_generator, derive_seed, draw_seed, global_seed
 from polymode.storage import digest_of
 from polymode.training.contract.method import Method
 from polymode.training.contract.problem import Problem
-from polymode.trees import Tree, map_tree
+from polymode.trees import Tree, leaves, map_tree
 
 
 @dataclass(frozen=True)
@@ -159,12 +159,20 @@ def probe(template: nn.Module, inputs: Tree, adaptations: Sequence[Adaptation] =
             after = {name: tensor.clone() for name, tensor in tensors_of(trial).items()}
             trial.eval()  # what it does when it is validated
             trial(**inputs) if isinstance(inputs, dict) else trial(*_arguments(inputs))
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        except Exception as error:  # it may be anybody's code
             shapes = map_tree(lambda t: f"{list(t.shape)} {t.dtype}", inputs)
             changed_by = f", changed by {list(adaptations)}," if adaptations else ""
+            speaks = isinstance(error, RuntimeError | ValueError | TypeError | IndexError)
+            reason = error if speaks else f"{type(error).__name__}: {error}"
             raise InputError(
-                f"The network{changed_by} cannot run on a batch of the data, inputs {shapes}: {error}"
+                f"The network{changed_by} cannot run on a batch of the data, inputs {shapes}: {reason}"
             ) from error
+        kinds = [leaf.dtype for leaf in leaves(outputs)]
+        require(
+            any(kind.is_floating_point for kind in kinds),
+            f"The network's outputs are {', '.join(map(str, kinds))}: they must be real floating-point "
+            "numbers (logits, means), so that its weights can be trained.",
+        )
         uses_global_random = any(not torch.equal(a, b) for a, b in zip(states, _random_states(), strict=True))
     changed = frozenset(name for name in before if not torch.equal(before[name], after[name]))
     return Probe(inputs, outputs, changed, uses_global_random)

@@ -18,10 +18,19 @@ def free_memory() -> int | None:
     return min(found) if found else None
 
 
+def memory_of_machine() -> int | None:
+    """Bytes that the machine has, taken or not; None where nobody tells."""
+    return _memory("MemTotal:")
+
+
 def _free_on_machine() -> int | None:
+    return _memory("MemAvailable:")
+
+
+def _memory(name: str) -> int | None:
     try:
         lines = MEMORY_INFO.read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
     except (OSError, StopIteration, ValueError):
         return None
 

@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -185,6 +186,20 @@ def test_what_cannot_be_divided_is_refused():
         fitted(engine="ray")
     with pytest.raises(InputError, match="goes with it"):
         pm.Engine("local", "tcp://here:1")
+    for needs in ({"gpus": 1000}, {"memory": 10**18}, {"cores": 10**6}):
+        with pytest.raises(InputError, match=r"This machine has not what a part needs .*: ask for less"):
+            fitted(engine=pm.Engine("local", workers=2, **needs))
+
+
+def test_nobody_listens_at_the_address(tmp_path):
+    pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(
+            InputError, match=rf"No ray cluster was reached at '{address}' .*: start one there"
+        ):
+            fitted(engine=pm.Engine("ray", address), run_dir=tmp_path / "run")
 
 
 def test_functions_without_a_name_travel_and_data_and_networks_travel_by_files(tmp_path):

@@ -1,6 +1,7 @@
 """Where work is done: in processes of this machine, or on a cluster of Ray or Dask; joblib drives them."""
 
 import logging
+import math
 import socket
 import sys
 import uuid
@@ -11,14 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import torch
 from joblib import Parallel, delayed, parallel_config
 
 from polymode.errors import InputError, PolymodeError, require, require_whole, shortened, unknown_name
+from polymode.sizes import memory_of_machine
 from polymode.storage import writing
-from polymode.training.loop.arithmetic import available_threads
+from polymode.training.loop.arithmetic import MOST_THREADS, available_threads
 
 Kind = Literal["local", "ray", "dask"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+KNOCK_SECONDS = 10  # that a cluster may take to answer at all
 IDLE_SECONDS = 10  # that a worker of this machine waits for more to do, also where nobody is left to ask it
 
 
@@ -137,6 +141,10 @@ def crew_of(engine: Engine, needs: Needs) -> Iterator[Crew]:
 
 @contextmanager
 def _local(engine: Engine, needs: Needs) -> Iterator[Crew]:
+    wanted = {"CPU": needs.cores, "GPU": needs.gpus, "memory": needs.memory or 0}
+    # Threads may outnumber cores, which is slow, not wrong.
+    has = {"CPU": MOST_THREADS, "GPU": torch.cuda.device_count(), "memory": memory_of_machine() or math.inf}
+    _require_places(engine, _places(has, wanted), wanted)
     workers = engine.workers or max(1, available_threads() // needs.cores)
     config: dict[str, Any] = {"backend": "loky", "inner_max_num_threads": needs.cores}
     config["idle_worker_timeout"] = IDLE_SECONDS
@@ -156,6 +164,7 @@ def _ray(engine: Engine, needs: Needs) -> Iterator[Crew]:
         raise InputError(f"engine='ray' needs Ray ({error}): pip install 'polymode[ray]'.") from None
     started = not ray.is_initialized()
     if started:
+        _knock(engine)
         own: dict[str, Any] = {}
         if not engine.address:
             cores = (engine.workers or max(1, available_threads() // needs.cores)) * needs.cores
@@ -253,11 +262,27 @@ def _places(has: Mapping[str, float], wanted: Mapping[str, float]) -> int:
 def _require_places(engine: Engine, places: int, wanted: Mapping[str, float]) -> None:
     asked = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount)
     where = f" at {engine.address}" if engine.address else ""
+    who = (
+        "This machine has not"
+        if engine.kind == "local"
+        else f"No machine of the {engine.kind} cluster{where} has"
+    )
     require(
         places > 0,
-        f"No machine of the {engine.kind} cluster{where} has what a part needs ({asked}): ask for less "
+        f"{who} what a part needs ({asked}): ask for less "
         "(cores, memory or gpus of the engine), or add a machine that has it.",
     )
+
+
+def _knock(engine: Engine) -> None:
+    """Raise where nobody listens at the address of a cluster: Ray itself would try for minutes."""
+    host, _, port = engine.address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():  # "auto", say
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(engine, error) from error
 
 
 def _unreachable(engine: Engine, error: Exception) -> InputError:

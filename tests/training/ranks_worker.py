@@ -69,6 +69,24 @@ def losses_of_tokens(together: bool) -> list[list[float]]:
     return losses
 
 
+def told_otherwise(rank: int) -> str:
+    """What a process says that was told another number of epochs than the first."""
+    x = torch.ones(4, 5).double()
+    try:
+        pm.fit(
+            pm.methods.Single(),
+            lambda: Net("plain"),
+            pm.ArrayData(x, torch.zeros(4, dtype=torch.int64)),
+            likelihood="categorical",
+            epochs=2 + rank,
+            progress=False,
+            data_parallel=True,
+        )
+    except InputError as error:
+        return str(error)
+    return "nothing"
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     together = "WORLD_SIZE" in os.environ
@@ -109,6 +127,8 @@ def main(folder: Path) -> None:
             "typical": Counter(seen).most_common(1)[0][0] if seen else 0,
         }
     found["tokens"] = {"losses": losses_of_tokens(together)}
+    if together:
+        found["told otherwise"] = told_otherwise(distributed.get_rank())
     rank = os.environ.get("RANK", "alone")
     (folder / f"{rank}.json").write_text(json.dumps(found))
     if together:

@@ -86,6 +86,13 @@ def test_what_would_differ_is_refused(found, case, message):
     assert message in second["error"]
 
 
+def test_processes_that_were_told_different_things_do_not_wait_for_each_other(found):
+    for each in found[1:]:
+        assert (
+            "epochs is 2 on rank 0 and 3 on rank 1. Start all of them with the same" in each["told otherwise"]
+        )
+
+
 def test_shares_are_parts_of_a_batch_and_small_ones_do_not_count():
     shares = [Ranks(3, rank).share(slice(10, 18)) for rank in range(3)]
     assert [place for part, counts in shares if counts for place in range(18)[part]] == list(range(10, 18))

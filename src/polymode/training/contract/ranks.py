@@ -1,6 +1,6 @@
 """Processes that train one run together: each sees a share of every minibatch, and all hold all members."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from polymode.errors import InputError, require
+from polymode.errors import InputError, require, shortened
 
 Value = TypeVar("Value")
 
@@ -68,6 +68,21 @@ class Ranks:
         held: list[Any] = [value]
         distributed.broadcast_object_list(held, src=0)
         return held[0]
+
+    def agree(self, run: Mapping[str, Any]) -> None:
+        """Raise unless all ranks are about to train the same run: one would wait for another for ever."""
+        if self.size == 1:
+            return
+        told: list[Any] = [None] * self.size
+        distributed.all_gather_object(told, dict(run))
+        for rank, other in enumerate(told):
+            for name in told[0] | other:
+                mine, theirs = (shortened(repr(each.get(name))) for each in (told[0], other))
+                require(
+                    told[0].get(name) == other.get(name),
+                    f"The processes of torchrun were told different things: {name} is {mine} on rank 0 and "
+                    f"{theirs} on rank {rank}. Start all of them with the same command, data and code.",
+                )
 
     def meet(self) -> None:
         """Wait for all of them."""

@@ -38,10 +38,11 @@ class Run:
         self.material = gather(request, folder)
         self.network: Network = self.material.problem.network
         self.folder = None
-        if folder is not None:
-            signature = request.signature(self.network, self.material.owned)
-            self.folder = RunFolder(folder, signature, keeping.options or {})
         self.ranks = request.ranks
+        if folder is not None or self.ranks.size > 1:
+            signature = request.signature(self.network, self.material.owned)
+            self.ranks.agree(signature)
+            self.folder = None if folder is None else RunFolder(folder, signature, keeping.options or {})
         self.record: dict[str, Any] = {}
         self.seconds = self.earlier = 0.0  # of training, in all sessions and in those before this one
         self.writing = 0.0  # seconds that the latest checkpoint took

@@ -1,6 +1,5 @@
 """``polymode compare``: which method is worth its price on this data."""
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
@@ -63,6 +62,8 @@ ABOUT = """Train several methods on one data set and network at the same price, 
 With no options: handwritten digits and a small CNN. The same command goes on where it was cut, and
 reads finished runs back."""
 
+MOST_EPOCHS = 1e9  # a budget beyond it is a slip of the keyboard
+
 
 @dataclass(frozen=True)
 class CompareOptions(JobOptions):
@@ -113,8 +114,8 @@ class CompareOptions(JobOptions):
             raise UsageError("--epochs is for --equal epochs; --budget says how much all methods spend.")
         if self.epochs is not None and (self.epochs < 1 or self.budget is not None):
             raise UsageError("--epochs must be at least 1, and stands in the place of --budget.")
-        if self.budget is not None and not 1 <= self.budget < math.inf:
-            raise UsageError(f"--budget must be at least 1 member-epoch, got {self.budget}.")
+        if self.budget is not None and not 1 <= self.budget <= MOST_EPOCHS:
+            raise UsageError(f"--budget must be from 1 to {MOST_EPOCHS:g} member-epochs, got {self.budget}.")
 
 
 def _earlier_methods(folder: Path) -> dict[str, str]:

@@ -19,10 +19,11 @@ from polymode.errors import CheckpointError, InputError, PolymodeError
 from polymode.storage import read_document
 from polymode.training import epochs_of
 from polymode.training.keeping.events import read_events
-from polymode.training.loop import parts
+from polymode.training.loop import work
 from polymode.training.loop.material import Request
-from polymode.training.loop.parts import DividedRun, Orders, Share, shares_of
+from polymode.training.loop.parts import DividedRun, Share, shares_of
 from polymode.training.loop.settings import Computing, Keeping
+from polymode.training.loop.work import Orders
 from tolerances import assert_equal_up_to_rounding
 
 CASE = BY_NAME["mlp"]
@@ -110,12 +111,12 @@ def test_what_members_are_measured_by_is_logged_by_all_processes(tmp_path):
 def test_damaged_data_and_logs_of_parts_do_no_harm(tmp_path, monkeypatch):
     """Data are written anew by whoever goes on; lines of a part's log that are gone are left out."""
     alone = fitted(method=pm.methods.DeepEnsemble(2))
-    cut, work_through = tmp_path / "cut", parts.work_through
+    cut, work_through = tmp_path / "cut", work.work_through
 
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parts, "work_through", interrupted)
+    monkeypatch.setattr(work, "work_through", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fitted(method=pm.methods.DeepEnsemble(2), run_dir=cut, processes=2)
     [data] = (cut / "parts" / "shared").glob("data-*")
@@ -130,7 +131,7 @@ def test_damaged_data_and_logs_of_parts_do_no_harm(tmp_path, monkeypatch):
         flipped = [line.replace('"epochs_done": 3', '"epochs_done": 9') for line in lines]
         log.write_text("\n".join(flipped) + "\n")
 
-    monkeypatch.setattr(parts, "work_through", then_damaged)
+    monkeypatch.setattr(work, "work_through", then_damaged)
     with pytest.warns(UserWarning, match="1 damaged line was passed over"):
         assert_same(fitted(method=pm.methods.DeepEnsemble(2), run_dir=cut, resume=True, processes=2), alone)
     found = epochs_of(cut)
@@ -139,13 +140,13 @@ def test_damaged_data_and_logs_of_parts_do_no_harm(tmp_path, monkeypatch):
 
 
 def test_a_log_that_is_missing_is_told_of(tmp_path, monkeypatch):
-    work_through = parts.work_through
+    work_through = work.work_through
 
     def then_removed(*arguments):
         work_through(*arguments)
         (tmp_path / "run" / "parts" / "000" / "events.jsonl").unlink()
 
-    monkeypatch.setattr(parts, "work_through", then_removed)
+    monkeypatch.setattr(work, "work_through", then_removed)
     with pytest.warns(UserWarning, match="log of a part of the run"):
         fitted(method=pm.methods.DeepEnsemble(2), run_dir=tmp_path / "run", processes=2)
     assert epochs_of(tmp_path / "run") == []

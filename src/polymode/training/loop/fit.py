@@ -23,9 +23,10 @@ from polymode.training.contract.method import Method
 from polymode.training.keeping.progress import Reporter
 from polymode.training.loop.engine import Engine
 from polymode.training.loop.material import Request, remarks_on
-from polymode.training.loop.parts import DividedRun, run_apart, work_apart
+from polymode.training.loop.parts import DividedRun
 from polymode.training.loop.run import Run
 from polymode.training.loop.settings import Computing, Keeping, Settings, read_settings
+from polymode.training.loop.work import run_apart, work_apart
 
 AnyData = Data | DataLoader
 

@@ -7,24 +7,26 @@ from pathlib import Path
 from polymode.errors import InputError
 
 MEMORY_INFO = Path("/proc/meminfo")
+ALWAYS_THERE = 2**20  # bytes that are taken without a question: what is free is an estimate
 CONTROL_GROUP = Path("/sys/fs/cgroup")  # of a container that may have less than the machine
 # What deflate, the method of .zip, .gz, .npz and .png, can make of a byte at most.
 MOST_FROM_A_BYTE = 1032
 
 
+class NotEnoughMemory(InputError):
+    """Something that may be whole, but does not fit in what is free now."""
+
+
 def free_memory() -> int | None:
     """Bytes that can be had; None where nobody tells."""
-    found = [bytes_ for bytes_ in (_free_on_machine(), _free_in_group()) if bytes_ is not None]
+    found = [bytes_ for bytes_ in (_memory("MemAvailable:"), _free_in_group()) if bytes_ is not None]
     return min(found) if found else None
 
 
-def memory_of_machine() -> int | None:
-    """Bytes that the machine has, taken or not; None where nobody tells."""
-    return _memory("MemTotal:")
-
-
-def _free_on_machine() -> int | None:
-    return _memory("MemAvailable:")
+def whole_memory() -> int | None:
+    """Bytes that this machine or container has, taken or not; None where nobody tells."""
+    found = [bytes_ for bytes_ in (_memory("MemTotal:"), _most_of_group()) if bytes_ is not None]
+    return min(found) if found else None
 
 
 def _memory(name: str) -> int | None:
@@ -35,22 +37,36 @@ def _memory(name: str) -> int | None:
         return None
 
 
-def _free_in_group() -> int | None:
+def _most_of_group() -> int | None:
     try:
-        most, used = ((CONTROL_GROUP / name).read_text() for name in ("memory.max", "memory.current"))
-        return max(0, int(most) - int(used))
+        return int((CONTROL_GROUP / "memory.max").read_text())
     except (OSError, ValueError):  # no group, or "max"
         return None
 
 
+def _free_in_group() -> int | None:
+    most = _most_of_group()
+    try:
+        used = int((CONTROL_GROUP / "memory.current").read_text())
+        lines = (CONTROL_GROUP / "memory.stat").read_text().splitlines()
+        amounts = {name: int(amount) for name, amount in (line.split() for line in lines)}
+    except (OSError, ValueError):
+        return None
+    # Files that were read or written stay in memory, and make room as soon as it is wanted.
+    cached = sum(amounts.get(name, 0) for name in ("active_file", "inactive_file", "slab_reclaimable"))
+    return None if most is None else min(most, max(0, most - used + cached))
+
+
 def check_memory(needed: int, what: str) -> None:
-    """Raise an ``InputError`` where more memory is needed than is free.
+    """Raise ``NotEnoughMemory`` where more is needed than is free.
 
     what: a sentence up to "needs", such as "Reading rows.xlsx".
     """
+    if needed <= ALWAYS_THERE:
+        return
     free = free_memory()
     if free is not None and needed > free:
-        raise InputError(
+        raise NotEnoughMemory(
             f"{what} needs {said(needed)} of memory, and {said(free)} are free: give less at once, or more "
             "memory."
         )

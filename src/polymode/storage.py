@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +16,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from polymode.errors import CheckpointError, InputError, PolymodeError, shortened
-from polymode.sizes import check_memory
+from polymode.errors import CheckpointError, PolymodeError, shortened
+from polymode.sizes import NotEnoughMemory, check_memory
 
 # Documents of format 1 have no checksum of their own. Format 3 names the adaptations of a network, and
 # checkpoints nest the tensors of a method. In format 4 they rest on files of the epochs that are over, and
@@ -25,6 +25,11 @@ from polymode.sizes import check_memory
 FORMAT_VERSION = 4
 LONGEST_NAME = 255  # in bytes: more is no name of a file
 JSON_TIMES = 20  # what a byte of JSON takes in memory, as values
+OF_PLACES = (  # errors that more room would not help
+    *(errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT, errno.ENOTDIR),
+    *(errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+)
+PUT_BACK = "Put it back as it was."  # what to do about a file of ours that is not as it was written
 DIGEST = "sha256"  # where a document keeps the checksum of everything else in it
 
 Value = TypeVar("Value")
@@ -64,7 +69,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     _replace(path, lambda temporary: temporary.write_bytes(content))
 
 
-def read_document(path: Path, what: str, advice: str = "") -> dict[str, Any]:
+def read_document(path: Path, what: str, advice: str = PUT_BACK) -> dict[str, Any]:
     """Read a JSON document of ours; missing, damaged, foreign and newer files are told apart.
 
     what: its kind. advice: what to do about a damaged one.
@@ -77,8 +82,8 @@ def read_document(path: Path, what: str, advice: str = "") -> dict[str, Any]:
         raise CheckpointError(f"{path} is missing: this is not a {what}.") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
-    except InputError as error:
-        raise CheckpointError(str(error)) from error
+    except NotEnoughMemory:
+        raise
     except (ValueError, RecursionError) as error:  # no text, no JSON, or nested without end
         raise CheckpointError(f"{damaged} ({error}). {advice}".strip()) from error
     version = content.get("format_version") if isinstance(content, dict) else None
@@ -175,9 +180,9 @@ def read_tensors(path: Path, expected_checksum: str | None = None) -> dict[str, 
 def check_file(path: Path, expected_checksum: str | None) -> None:
     """Raise a ``CheckpointError`` when a file is missing or differs from what was written."""
     if not path.is_file():
-        raise CheckpointError(f"{path} is missing.")
+        raise CheckpointError(f"{path} is missing. {PUT_BACK}")
     if expected_checksum is not None and checksum(path) != expected_checksum:
-        raise CheckpointError(f"{path} is damaged: its checksum differs from the one written.")
+        raise CheckpointError(f"{path} is damaged: its checksum differs from the one written. {PUT_BACK}")
 
 
 @dataclass
@@ -196,7 +201,7 @@ class CheckedFile:
         try:
             found = self.path.stat()
         except OSError:
-            raise CheckpointError(f"{self.path} is missing.") from None
+            raise CheckpointError(f"{self.path} is missing. {PUT_BACK}") from None
         seen = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
         if seen != self._seen:
             check_file(self.path, self.checksum)
@@ -265,8 +270,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT, errno.ENOTDIR)
-        advice = "Make room; a run goes on from its last checkpoint." if full else "Choose another folder."
+        full = error.errno not in OF_PLACES  # safetensors tells no number
+        advice = "Make room; a run goes on from its last checkpoint." if full else "Choose another place."
         reason = error.strerror or error
         raise CheckpointError(
             f"{path} cannot be written: {reason}. Whatever was written before is whole. {advice}"
@@ -294,7 +299,8 @@ def replaced(path: Path) -> Iterator[Path]:
             finally:
                 os.close(directory)
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # what is wrong has been said
+            temporary.unlink(missing_ok=True)
 
 
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:

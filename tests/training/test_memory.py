@@ -39,11 +39,38 @@ def test_free_memory_is_read_where_the_system_tells(monkeypatch, tmp_path):
         assert memory.free_bytes(CPU) is None
     (tmp_path / "memory.max").write_text("5000\n")
     (tmp_path / "memory.current").write_text("1000\n")
+    (tmp_path / "memory.stat").write_text("anon 400\nactive_file 0\n")
     assert memory.free_bytes(CPU) == 4000
-    info.write_text("MemAvailable:    2 kB\n")
-    assert memory.free_bytes(CPU) == 2048
+    # Files that a container has read stay in memory until it is wanted for something else.
+    (tmp_path / "memory.current").write_text("5000\n")
+    (tmp_path / "memory.stat").write_text("anon 400\nactive_file 600\ninactive_file 700\nslab 9\n")
+    assert memory.free_bytes(CPU) == 1300
+    info.write_text("MemTotal: 4000 kB\nMemAvailable:    1 kB\n")
+    assert memory.free_bytes(CPU) == 1024
+    assert sizes.whole_memory() == 5000
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.free_bytes(CPU) == 2048
+    assert memory.free_bytes(CPU) == 1024
+    assert sizes.whole_memory() == 4000 * 1024
+
+
+def test_a_checkpoint_that_does_not_fit_now_is_not_damaged(monkeypatch, tmp_path):
+    """The one before would be taken, and the newest removed."""
+
+    def stopped(epoch):
+        if epoch.epoch == 2:
+            raise KeyboardInterrupt
+
+    options = {"run_dir": tmp_path / "run", "epochs": 4, "resume": True, "backend": "loop"}
+    with pytest.raises(KeyboardInterrupt):
+        fitted(pm.methods.Single(), data(), observer=stopped, **options)
+    checkpoints = sorted((tmp_path / "run" / "checkpoint").iterdir())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sizes, "free_memory", lambda: 0)
+        patch.setattr(sizes, "ALWAYS_THERE", 0)
+        with pytest.raises(InputError, match=r"needs .* of memory, and 0 bytes are free"):
+            fitted(pm.methods.Single(), data(), **options)
+    assert sorted((tmp_path / "run" / "checkpoint").iterdir()) == checkpoints
+    fitted(pm.methods.Single(), data(), **options)
 
 
 def test_nothing_is_refused_where_nobody_tells(monkeypatch):

@@ -35,7 +35,9 @@ def _posterior_of_run(folder: Path) -> Path:
         raise CheckpointError(f"{folder} is missing: there is no such folder.")
     path = folder / MANIFEST
     if not path.exists():
-        raise CheckpointError(f"{path} is missing: this is not a saved posterior or run.")
+        raise CheckpointError(
+            f"{path} is missing: this is not a saved posterior or run. Name the folder of one."
+        )
     manifest = read_document(path, "run")
     if entry(manifest, "status", str, path) != "finished":
         raise CheckpointError(

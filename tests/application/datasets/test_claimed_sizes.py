@@ -107,6 +107,7 @@ def test_images_that_do_not_fit_together(pictures, monkeypatch):
     )
     monkeypatch.undo()
     monkeypatch.setattr(sizes, "free_memory", lambda: 100)
+    monkeypatch.setattr(sizes, "ALWAYS_THERE", 0)
     refused(lambda: image_folder(pictures), r"4 images of 4×4 pixels needs 320 bytes")
 
 
@@ -236,6 +237,7 @@ def test_reviews_without_end(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress(line * 2**5))
     assert len(imdb.read_reviews(tmp_path, "train")[0]) == 32
     monkeypatch.setattr(sizes, "free_memory", lambda: 2**15)
+    monkeypatch.setattr(sizes, "ALWAYS_THERE", 0)
     refused(lambda: imdb.read_reviews(tmp_path, "train"), "Reading .* up to line 2 needs .* of memory")
     path.write_bytes(gzip.compress(b"[" * 50000))
     monkeypatch.setattr(sizes, "free_memory", lambda: FREE)
@@ -250,7 +252,7 @@ def test_documents(tmp_path):
     path.write_text("[" * 100_000)
     refused(lambda: read_document(path, "run"), "is damaged", CheckpointError)
     path.write_text("{" + '"a": 1,' * 600_000)
-    refused(lambda: read_document(path, "run"), r"Reading .*a.json needs 84.0 MB of memory", CheckpointError)
+    refused(lambda: read_document(path, "run"), r"Reading .*a.json needs 84.0 MB of memory")
 
 
 def test_safetensors_headers(tmp_path):

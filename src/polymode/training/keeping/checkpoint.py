@@ -7,6 +7,7 @@ from typing import Any
 
 from polymode.errors import CheckpointError, PolymodeError
 from polymode.posteriors.network import check_fingerprint
+from polymode.sizes import NotEnoughMemory
 from polymode.storage import (
     entry,
     inside,
@@ -76,7 +77,7 @@ class Checkpoints:
                 continue
             try:
                 restore(self._read(path))
-            except SignatureError:
+            except (SignatureError, NotEnoughMemory):  # it may be whole
                 raise
             except PolymodeError as error:
                 problems.append(str(error))
@@ -93,7 +94,7 @@ class Checkpoints:
         )
 
     def _read(self, path: Path) -> dict[str, Any]:
-        manifest = read_document(path, "checkpoint")
+        manifest = read_document(path, "checkpoint", advice="")  # there is another one
         if manifest["format_version"] < OLDEST_FORMAT:
             raise SignatureError(
                 f"{path} was written by an earlier version of polymode, whose unfinished runs cannot go on: "

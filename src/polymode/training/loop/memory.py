@@ -6,7 +6,7 @@ import torch
 
 from polymode.data import ArrayData, Data
 from polymode.errors import InputError
-from polymode.sizes import free_memory
+from polymode.sizes import ALWAYS_THERE, free_memory, said
 from polymode.training.contract.state import State
 from polymode.trees import Tree, leaves
 
@@ -29,6 +29,18 @@ def bytes_of_a_chain(state: State, sources: Sequence[Data]) -> int:
         for leaf in leaves((data.inputs, data.targets))
     )
     return rows + 4 * size // state.members.num_groups
+
+
+def check_chains_fit(state: State, number: int, device: torch.device, method: str) -> None:
+    """Raise an ``InputError`` where so many chains like one with this state cannot be held at once."""
+    each = sum(leaf.numel() * leaf.element_size() for leaf in leaves(list(state.tensors.values())))
+    free = free_bytes(device)
+    if free is not None and each * number > max(free, ALWAYS_THERE):
+        raise InputError(
+            f"{number:,} chains of {method} side by side need at least {said(each * number)} of memory, "
+            f"{said(each)} each, and {said(free)} are free: train fewer, take a method that finishes one "
+            "member after another (sequential_anchored), or divide them among machines (engine=...)."
+        )
 
 
 def check_whole_fits(

@@ -34,6 +34,10 @@ def test_tokens_are_observations_and_some_are_ignored():
     assert int(likelihood.num_observations(tokens)) == 12
     expected = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=-7)
     torch.testing.assert_close(likelihood.mean_loss(logits, tokens, None), expected)
+    precise = F.cross_entropy(logits.flatten(0, 1).double(), tokens.flatten(), ignore_index=-7)
+    torch.testing.assert_close(
+        likelihood.mean_loss(logits.double(), tokens, None), precise, rtol=1e-15, atol=0
+    )
     assert likelihood.log_prob(logits, tokens)[0, 2:].tolist() == [0, 0, 0]
     likelihood.check_targets(tokens, logits)
     with pytest.raises(InputError, match="ignore_index"):

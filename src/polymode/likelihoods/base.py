@@ -113,7 +113,8 @@ class Likelihood(ABC):
         terms = self.terms(outputs, targets)
         if weights is not None:
             terms = terms * weights.reshape(-1, *[1] * (terms.ndim - 1))
-        return terms.sum() * (-1 / self.num_observations(targets))
+        # A count of tokens is a tensor of integers: its reciprocal would have 32 bits, whatever terms have.
+        return terms.sum() / -self.num_observations(targets)
 
     # --- data -------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ CASES = [  # network, method, backend
     ("dropout", "deep_ensemble", "loop"),
     ("dropout", "deep_ensemble", "vmap"),
     ("dropout", "mc_dropout", "loop"),
+    ("plain", "perturbed", "vmap"),
     ("plain", "late_phase", "vmap"),
     ("plain", "sequential_anchored", "loop"),
     ("plain", "mean_field", "auto"),
@@ -25,7 +26,9 @@ CASES = [  # network, method, backend
     ("global", "single", "loop"),
     ("plain", "hmc", "loop"),
     ("stateless", "single", "loop"),
+    ("centred", "single", "loop"),
 ]
+METHODS = SMALL | {"perturbed": lambda: pm.methods.Anchored(2, prior_std=1.0, perturb_data=True)}
 seen: list[int] = []  # examples of every pass in training mode
 
 
@@ -39,23 +42,25 @@ class Net(nn.Module):
         }
         middle = layers.get(kind, nn.Identity())
         self.layers = nn.Sequential(nn.Linear(5, 16), middle, nn.ReLU(), nn.Linear(16, 3)).double()
-        self.draws = kind == "global"
+        self.draws, self.centred = kind == "global", kind == "centred"
 
     def forward(self, x):
         if self.training:
             seen.append(x.shape[0])
+        if self.centred:
+            x = x - x.mean(0, keepdim=True)
         return self.layers(nn.functional.dropout(x, 0.1, self.training) if self.draws else x)
 
 
-def losses_of_tokens(together: bool) -> list[list[float]]:
-    """Of sequences most of which are ignored, so that whole shares of minibatches are."""
+def losses_of_tokens(together: bool, num_observed: int, prior_std: float | None = None) -> list[list[float]]:
+    """Of sequences most of which are ignored, so that whole shares of minibatches are, or all of them."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(24, 3, 5, generator=generator).double()
     y = (x[..., 0] > 0).long()
-    y[6:] = -100
+    y[num_observed:] = -100
     losses: list = []
     pm.fit(
-        pm.methods.Single(),
+        pm.methods.Single(prior_std=prior_std, optimizer=pm.Optimizer("SGD", lr=0.1)),
         lambda: Net("plain"),
         pm.ArrayData(x, y, batch_size=4),
         likelihood=pm.likelihoods.Categorical(ignore_index=-100),
@@ -103,9 +108,9 @@ def main(folder: Path) -> None:
         losses: list = []
         try:
             posterior = pm.fit(
-                SMALL[method](),
+                METHODS[method](),
                 lambda kind=kind: Net(kind),
-                data,
+                pm.ArrayData(x, y, batch_size=9) if method == "perturbed" else data,
                 likelihood="categorical",
                 epochs=8,
                 validation=pm.ArrayData(x[:20], y[:20]),
@@ -126,7 +131,8 @@ def main(folder: Path) -> None:
             "member_epochs": posterior.record["member_epochs"],
             "typical": Counter(seen).most_common(1)[0][0] if seen else 0,
         }
-    found["tokens"] = {"losses": losses_of_tokens(together)}
+    found["tokens"] = {"losses": losses_of_tokens(together, 6)}
+    found["few tokens under a prior"] = {"losses": losses_of_tokens(together, 2, prior_std=0.1)}
     if together:
         found["told otherwise"] = told_otherwise(distributed.get_rank())
     rank = os.environ.get("RANK", "alone")

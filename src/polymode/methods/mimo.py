@@ -128,7 +128,7 @@ class MIMO(Method):
         weights = torch.ones_like(orders) if examples.weights is None else examples.weights
         # A loss is the mean over all that is dealt; times H it is the sum over heads.
         examples = examples._replace(weights=self.num_members * weights.to(examples.targets.device))
-        return Piece(piece.groups, examples, rows, has_groups=True, joined=self.num_members)
+        return replace(piece, examples=examples, rows=rows, has_groups=True, joined=self.num_members)
 
     def shuffles(self, count: int, generator: torch.Generator) -> Tensor:
         """Which of ``count`` examples stand in the slots of each pass: [H, repetitions · count]."""

@@ -76,7 +76,10 @@ def _run(arguments: list[str]) -> int:
         raise unknown_name("command", command, COMMANDS)
     warnings.showwarning = _write_warning if "--json" in arguments else _show_warning
     from polymode.application.cli.options import parse
+    from polymode.application.cli.ranks import require_alone
 
+    if command != "train":
+        require_alone(command)
     module = importlib.import_module(f"polymode.application.cli.{command}")
     kind = getattr(module, f"{command.title()}Options")
     module.run(parse(kind, command, module.ABOUT, arguments[1:]))

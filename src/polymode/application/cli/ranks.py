@@ -9,6 +9,7 @@ import torch
 from torch import distributed
 
 from polymode.application.cli.options import UsageError
+from polymode.errors import PolymodeError
 from polymode.training.contract.ranks import ALONE, Ranks
 
 # The others wait while the first one chooses a backend or writes a large posterior. One that has died is
@@ -44,6 +45,13 @@ def joined() -> Iterator[Ranks]:
     try:
         yield Ranks.joined()
         distributed.barrier()  # nobody leaves while another one still talks
+    except RuntimeError as error:
+        if "gloo" not in str(error) and not isinstance(error, distributed.DistError):
+            raise
+        raise PolymodeError(
+            "Another process of this run has ended, so this one ends, too; the other one's message says why. "
+            "The same command goes on from the last checkpoint."
+        ) from error
     finally:
         distributed.destroy_process_group()
 

@@ -201,15 +201,16 @@ class Objective:
                 *(weighted(gradient, seen) for gradient in shared.values()),
             ]
         )
-        total = total.clamp(min=1)  # where nothing is observed, losses are zeros
         of_rows, found = total.repeat_interleave(part.members.group_size), iter(sums)
 
-        def mean(tensor: Tensor, of_rows: Tensor) -> Tensor:
-            return tensor / of_rows.to(tensor.dtype).reshape(-1, *[1] * (tensor.ndim - 1))
+        def mean(tensor: Tensor, of_rows: Tensor, own: Tensor) -> Tensor:
+            of_rows = of_rows.to(tensor.dtype).reshape(-1, *[1] * (tensor.ndim - 1))
+            # Where no rank has observed anything, each has the penalty alone, and the same.
+            return torch.where(of_rows > 0, tensor / of_rows.clamp(min=1), own)
 
-        return mean(summed, of_rows), Gradients(
-            {name: mean(next(found), of_rows) for name in stacked},
-            {name: mean(next(found), total) for name in shared},
+        return mean(summed, of_rows, losses), Gradients(
+            {name: mean(next(found), of_rows, own) for name, own in stacked.items()},
+            {name: mean(next(found), total, own) for name, own in shared.items()},
         )
 
     def _parts(

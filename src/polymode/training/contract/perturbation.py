@@ -36,7 +36,8 @@ def _perturbed(piece: Piece, seeds: Tensor, likelihood: Likelihood) -> Piece:
         return open_uniform(keys.flatten(), count).unflatten(0, keys.shape)
 
     targets, weights = likelihood.randomised(examples.targets, draw)
-    return Piece(piece.groups, examples._replace(targets=targets, weights=weights), rows, has_groups=True)
+    examples = examples._replace(targets=targets, weights=weights)
+    return replace(piece, examples=examples, rows=rows, has_groups=True)
 
 
 def draw_data_seed(generator: torch.Generator) -> Tensor:

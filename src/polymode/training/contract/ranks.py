@@ -1,6 +1,6 @@
 """Processes that train one run together: each sees a share of every minibatch, and all hold all members."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -71,10 +71,7 @@ class Ranks:
 
     def agree(self, run: Mapping[str, Any]) -> None:
         """Raise unless all ranks are about to train the same run: one would wait for another for ever."""
-        if self.size == 1:
-            return
-        told: list[Any] = [None] * self.size
-        distributed.all_gather_object(told, dict(run))
+        told = self.all_of(dict(run))
         for rank, other in enumerate(told):
             for name in told[0] | other:
                 mine, theirs = (shortened(repr(each.get(name))) for each in (told[0], other))
@@ -83,6 +80,31 @@ class Ranks:
                     f"The processes of torchrun were told different things: {name} is {mine} on rank 0 and "
                     f"{theirs} on rank {rank}. Start all of them with the same command, data and code.",
                 )
+
+    def from_first(self, make: Callable[[], Value]) -> Value:
+        """What the first rank makes, for all of them; where it cannot be made, none of them goes on."""
+        if self.size == 1:
+            return make()
+        value: Any = None
+        failure: Exception | None = None
+        if self.is_first:
+            try:
+                value = make()
+            except Exception as error:
+                failure = error
+        value, reason = self.first((value, None if failure is None else shortened(str(failure))))
+        if failure is not None:
+            raise failure
+        require(reason is None, f"Rank 0 could not go on: {reason}")
+        return value
+
+    def all_of(self, value: Value) -> list[Value]:
+        """What every rank has, in their order."""
+        if self.size == 1:
+            return [value]
+        told: list[Any] = [None] * self.size
+        distributed.all_gather_object(told, value)
+        return told
 
     def meet(self) -> None:
         """Wait for all of them."""
@@ -104,8 +126,9 @@ class Ranks:
             return
         require(
             not looks_at_batches,
-            "The network has statistics of minibatches (BatchNorm), which would be those of a share of one. "
-            "With data_parallel use layers that look at one example at a time (GroupNorm, LayerNorm, "
+            "What the network gives for an example depends on the minibatch around it (BatchNorm, a mean "
+            "over examples), which would be a share of one. With data_parallel use layers that look at one "
+            "example at a time (GroupNorm, LayerNorm, "
             "polymode.models.FilterResponseNorm), or train in one process.",
         )
         require(

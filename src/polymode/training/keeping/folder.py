@@ -8,6 +8,7 @@ when all of it is in the posteriors.
 import os
 import platform
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -200,6 +201,19 @@ class RunFolder:
             "signature": self.signature,
         }
         write_document(self.path / MANIFEST, "run", manifest | content)
+
+
+@contextmanager
+def marked(folder: Path) -> Iterator[Path]:
+    """A file in a folder, as long as the context lasts: whoever sees it sees the same folder."""
+    mark = folder / f".seen-{uuid.uuid4().hex}"
+    with writing(mark):
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    try:
+        yield mark
+    finally:
+        mark.unlink(missing_ok=True)
 
 
 def versions() -> dict[str, str]:

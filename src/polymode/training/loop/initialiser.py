@@ -140,6 +140,19 @@ class Probe:
     uses_global_random: bool
 
 
+def mixes_examples(template: nn.Module, inputs: Tree) -> bool:
+    """Whether what a network gives for an example depends on those beside it: others are put there."""
+    half = (next(leaves(inputs)).shape[0] + 1) // 2
+    others = map_tree(lambda t: torch.cat([t[:half], t[: len(t) - half]]), inputs)
+    found = []
+    for each in (inputs, others):  # the same shapes, seeds and weights: the same bits
+        trial = copy.deepcopy(template).eval()
+        with global_seed(0), torch.no_grad():
+            outputs = trial(**each) if isinstance(each, dict) else trial(*_arguments(each))
+        found.append([leaf[:half] for leaf in leaves(outputs)])
+    return not all(map(torch.equal, *found))
+
+
 def probe(template: nn.Module, inputs: Tree, adaptations: Sequence[Adaptation] = ()) -> Probe:
     """Run a copy of the template in training mode, and then in evaluation mode, and see what it does.
 

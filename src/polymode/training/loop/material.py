@@ -40,9 +40,10 @@ from polymode.training.loop.initialiser import (
     digest_of_draws,
     make_template,
     members_to_begin_at,
+    mixes_examples,
     probe,
 )
-from polymode.training.loop.memory import check_whole_fits
+from polymode.training.loop.memory import check_chains_fit, check_whole_fits
 from polymode.trees import map_tree
 
 
@@ -171,7 +172,9 @@ def gather(request: Request, folder: Path | None) -> Material:
     seen = _check_data(request, template, adaptations)
     initialiser = Initialiser(request.model, request.likelihood, device, adaptations)
     request.ranks.check(
-        looks_at_batches=bool(seen.changed) or any(map(_has_no_statistics, template.modules())),
+        looks_at_batches=bool(seen.changed)
+        or any(map(_has_no_statistics, template.modules()))
+        or (request.ranks.size > 1 and mixes_examples(template, seen.inputs)),
         draws_globally=seen.uses_global_random,
         replayable=all(source.replayable for source in request.sources),
         refusal=request.method.undivided,
@@ -213,6 +216,8 @@ def gather(request: Request, folder: Path | None) -> Material:
         state = request.method.init(of_chain, generator)
         number = request.first_data_set + group.data_set
         states.append(state.as_chain(generator, number, group.chain))
+        if index == 0:
+            check_chains_fit(states[0], len(batches.groups), device, request.method.name)
     state = State.side_by_side(states)
     members = None if folder is None else folder / MEMBERS
     state.finished = MemberStore(members, writes=request.ranks.is_first)

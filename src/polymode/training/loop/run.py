@@ -4,20 +4,20 @@ import math
 import sys
 import time
 import warnings
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from polymode.errors import CheckpointError, NonFiniteLoss, require_whole, unknown_name
+from polymode.errors import CheckpointError, NonFiniteLoss, require, require_whole, unknown_name
 from polymode.networks.members import BACKENDS
 from polymode.posteriors import Posterior, load_posterior
 from polymode.posteriors.network import Network
 from polymode.storage import well_formed
 from polymode.training.contract.execution import Execution
-from polymode.training.keeping.folder import RunFolder, versions
+from polymode.training.keeping.folder import RunFolder, marked, versions
 from polymode.training.keeping.interruption import Interruption
 from polymode.training.loop.arithmetic import with_threads, without_denormals
 from polymode.training.loop.backends import choose_execution
@@ -43,20 +43,40 @@ class Run:
             signature = request.signature(self.network, self.material.owned)
             self.ranks.agree(signature)
             self.folder = None if folder is None else RunFolder(folder, signature, keeping.options or {})
+            self._check_shared(folder)
         self.record: dict[str, Any] = {}
         self.seconds = self.earlier = 0.0  # of training, in all sessions and in those before this one
         self.writing = 0.0  # seconds that the latest checkpoint took
+
+    def _check_shared(self, folder: Path | None) -> None:
+        """Raise unless all ranks see the folder: they read there what the first one has written."""
+        if folder is None or self.ranks.size == 1:
+            return
+        with marked(folder) if self.ranks.is_first else nullcontext(folder) as mark:
+            seen = self.ranks.all_of(self.ranks.first(mark).exists())
+        blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
+        require(
+            not blind,
+            f"{folder} is not the same folder for all processes of torchrun: what rank 0 writes there is "
+            f"not seen by rank {', '.join(blind)}. Choose a run_dir (--run) that all of them share.",
+        )
 
     def execute(self) -> list[Posterior]:
         """Train from wherever the run stands to its end; with a folder, nothing done is ever lost."""
         if self.folder is None:
             with without_denormals():
                 return self._run()
-        with self.folder.lock() if self.ranks.is_first else nullcontext(), without_denormals():
-            if not self.ranks.first(self.ranks.is_first and self.folder.is_finished):
+        folder = self.folder
+        with ExitStack() as held, without_denormals():
+
+            def taken_and_finished() -> bool:
+                held.enter_context(folder.lock())
+                return folder.is_finished
+
+            if not self.ranks.from_first(taken_and_finished):
                 return self._run()
             self.keeping.reporter.skip(self.title)
-            return self._stored(self.folder)
+            return self._stored(folder)
 
     def _stored(self, folder: RunFolder) -> list[Posterior]:
         stored = (load_posterior(path, self.request.model) for path in folder.posteriors())
@@ -86,19 +106,19 @@ class Run:
     def begin(self) -> None:
         """Decide how the run is executed, and put the training at its start."""
         began = time.perf_counter()
-        execution, step_seconds = self.material.problem.execution, {}
-        if self.ranks.is_first:
-            execution, step_seconds = choose_execution(self.material, self.computing, self.ranks)
-        chosen = (execution.backend, execution.prediction_backend, execution.threads)
-        backend, prediction, threads = self.ranks.first(chosen)
-        execution = replace(
-            execution, backend=backend, prediction_backend=prediction, threads=threads, ranks=self.ranks
-        )
+        execution, step_seconds = self.ranks.from_first(self._chosen)
+        execution = replace(self.material.problem.execution, **execution, ranks=self.ranks)
         self.training = Training(self.material, execution, self.folder and self.folder.history)
         self.record |= _told(execution) | {
             "step_seconds": step_seconds,
             "choice_seconds": round(time.perf_counter() - began, 3),
         }
+
+    def _chosen(self) -> tuple[dict[str, Any], dict[str, float]]:
+        """What is chosen of an execution, and the seconds of a step each way."""
+        chosen, step_seconds = choose_execution(self.material, self.computing, self.ranks)
+        names = ("backend", "prediction_backend", "threads")
+        return {name: getattr(chosen, name) for name in names}, step_seconds
 
     def _to_the_end(self) -> list[Posterior]:
         training, reporter = self.training, self.keeping.reporter

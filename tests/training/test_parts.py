@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -15,15 +16,17 @@ import torch
 import polymode as pm
 from cases import BY_NAME
 from contract.sketches import Masked
-from polymode.errors import CheckpointError, InputError, PolymodeError
+from polymode.errors import CannotVectorise, CheckpointError, InputError, NonFiniteLoss, PolymodeError
 from polymode.storage import read_document
 from polymode.training import epochs_of
 from polymode.training.keeping.events import read_events
-from polymode.training.loop import work
+from polymode.training.keeping.progress import Silent
+from polymode.training.loop import engine, work
+from polymode.training.loop.engine import Needs
 from polymode.training.loop.material import Request
 from polymode.training.loop.parts import DividedRun, Share, shares_of
 from polymode.training.loop.settings import Computing, Keeping
-from polymode.training.loop.work import Orders
+from polymode.training.loop.work import Orders, Outcome
 from tolerances import assert_equal_up_to_rounding
 
 CASE = BY_NAME["mlp"]
@@ -188,8 +191,63 @@ def test_what_cannot_be_divided_is_refused():
     with pytest.raises(InputError, match="goes with it"):
         pm.Engine("local", "tcp://here:1")
     for needs in ({"gpus": 1000}, {"memory": 10**18}, {"cores": 10**6}):
-        with pytest.raises(InputError, match=r"This machine has not what a part needs .*: ask for less"):
+        with pytest.raises(InputError, match=r"This machine does not have what a part needs .*: ask for"):
             fitted(engine=pm.Engine("local", workers=2, **needs))
+
+
+def test_errors_of_workers_are_what_they_met():
+    text = str(CannotVectorise("it looks at a value."))
+    error = Outcome(f"a part: {text}", CannotVectorise).exception
+    assert isinstance(error, CannotVectorise)
+    assert str(error) == f"a part: {text}"
+    assert Outcome("a part", NonFiniteLoss).exception.posterior is None
+
+
+def test_as_many_work_on_this_machine_as_it_has_room_for(monkeypatch):
+    monkeypatch.setattr(engine, "available_threads", lambda: 16)
+    monkeypatch.setattr(engine, "whole_memory", lambda: 32)
+
+    def workers(**asked):
+        with engine.crew_of(pm.Engine("local", workers=asked.pop("workers", None)), Needs(**asked)) as crew:
+            return crew.workers
+
+    assert [workers(), workers(cores=5), workers(memory=8), workers(memory=20)] == [16, 3, 4, 1]
+    assert workers(memory=8, workers=6) == 6  # whoever says so
+
+
+def test_parts_that_nobody_takes_up_go_to_a_crew_that_is_asked_for_anew(tmp_path, monkeypatch):
+    """As when a machine of a full cluster is gone: those who have nothing to do keep their places."""
+    alone = fitted()
+    monkeypatch.setattr(work, "IDLE_PATIENCE", 0.3)
+    monkeypatch.setattr(work, "PATIENCE", 0.3)
+    asked, stuck = [], threading.Event()
+    real = work.crew_of
+
+    @contextmanager
+    def crew_of(*arguments):
+        asked.append(arguments)
+        with real(*arguments) as crew:
+            if len(asked) == 1:
+                monkeypatch.setattr(crew, "work", lambda *_: stuck.wait(60))
+            else:
+                monkeypatch.setattr(work, "IDLE_PATIENCE", 60.0)
+            yield crew
+
+    monkeypatch.setattr(work, "crew_of", crew_of)
+    told = []
+
+    class Reporter(Silent):
+        def say(self, text):
+            told.append(text)
+
+    try:
+        assert_same(fitted(processes=2, progress=Reporter(), run_dir=tmp_path / "run"), alone)
+    finally:
+        stuck.set()
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
+    [line] = told
+    assert "nobody has taken up any part" in line
 
 
 def test_nobody_listens_at_the_address(tmp_path):

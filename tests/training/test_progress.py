@@ -50,6 +50,16 @@ def test_nothing_is_said_of_the_time_that_remains_before_anything_is_done(clock)
     assert stream.getvalue().splitlines()[-1] == "single: epoch 90.0/100, 2 workers"
 
 
+def test_what_workers_need_to_begin_and_repeat_is_not_the_time_of_an_epoch(clock):
+    stream = io.StringIO()
+    lines = Lines(stream)
+    lines.begin("in parts", 100, 50)
+    for seconds, epochs in ((60, 50), (1, 40), (10, 50)):
+        clock[0] += seconds
+        lines.advance(epochs, "2 workers")
+    assert stream.getvalue().splitlines()[-1] == "in parts: epoch 50.0/100, 2 workers, eta 50 s"
+
+
 def test_json_lines_are_json(clock):
     stream = io.StringIO()
     lines = JsonLines(stream)

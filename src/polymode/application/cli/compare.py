@@ -9,6 +9,7 @@ from torch import Tensor
 from polymode.application.cli.jobs import (
     Job,
     JobOptions,
+    check_budget,
     how_to_run,
     load_job,
     load_reference,
@@ -28,7 +29,6 @@ from polymode.application.cli.output import (
     say,
     scores_table,
 )
-from polymode.application.cli.ranks import require_alone
 from polymode.application.cli.train import TrainOptions
 from polymode.application.comparison import (
     COMPARISON_FILE,
@@ -61,8 +61,6 @@ ABOUT = """Train several methods on one data set and network at the same price, 
 
 With no options: handwritten digits and a small CNN. The same command goes on where it was cut, and
 reads finished runs back."""
-
-MOST_EPOCHS = 1e9  # a budget beyond it is a slip of the keyboard
 
 
 @dataclass(frozen=True)
@@ -114,8 +112,7 @@ class CompareOptions(JobOptions):
             raise UsageError("--epochs is for --equal epochs; --budget says how much all methods spend.")
         if self.epochs is not None and (self.epochs < 1 or self.budget is not None):
             raise UsageError("--epochs must be at least 1, and stands in the place of --budget.")
-        if self.budget is not None and not 1 <= self.budget <= MOST_EPOCHS:
-            raise UsageError(f"--budget must be from 1 to {MOST_EPOCHS:g} member-epochs, got {self.budget}.")
+        check_budget(self.budget)
 
 
 def _earlier_methods(folder: Path) -> dict[str, str]:
@@ -148,7 +145,6 @@ def unasked_methods(options: CompareOptions, job: Job) -> tuple[dict[str, str], 
 
 def run(options: CompareOptions) -> None:
     """Compare, print the tables, write the page."""
-    require_alone("compare")
     wanted = wanted_methods(options.methods, COMPARED)
     options = with_splits(options)
     if options.reference:

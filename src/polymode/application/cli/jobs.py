@@ -38,6 +38,14 @@ from polymode.training.keeping.tracking import TensorBoard
 from polymode.training.loop.engine import KINDS, Engine
 from polymode.training.loop.settings import AnyBackend, Computing, ComputingSettings
 
+MOST_EPOCHS = 1e9  # a budget beyond it is a slip of the keyboard
+
+
+def check_budget(budget: float | None) -> None:
+    """Raise for a budget that no run could spend."""
+    if budget is not None and not 1 <= budget <= MOST_EPOCHS:
+        raise UsageError(f"--budget must be from 1 to {MOST_EPOCHS:,.0f} member-epochs, got {budget}.")
+
 
 @dataclass(frozen=True)
 class JobOptions(JudgingOptions):

@@ -1,12 +1,12 @@
 """``polymode train``: one method on one data set and network."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polymode.application.cli.jobs import (
     Job,
     JobOptions,
+    check_budget,
     how_to_run,
     load_job,
     make_methods,
@@ -72,8 +72,7 @@ class TrainOptions(JobOptions):
             raise UsageError("--epochs and --budget are two ways to say one thing: give one.")
         if self.epochs is not None and self.epochs < 1:
             raise UsageError(f"--epochs must be at least 1, got {self.epochs}.")
-        if self.budget is not None and not 1 <= self.budget < math.inf:
-            raise UsageError(f"--budget must be at least 1 member-epoch, got {self.budget}.")
+        check_budget(self.budget)
 
 
 def run(options: TrainOptions) -> None:

@@ -118,12 +118,12 @@ class Lines:
         self.stream = stream or sys.stderr
         self._title, self._total = "", 1
         self._began = self._next = 0.0
-        self._before = 0.0  # epochs that were done before this session: they took no time now
+        self._from = (0.0, 0.0)  # since when the time is taken, and the epochs done then
 
     def begin(self, title: str, num_epochs: int, done: float = 0) -> None:
         self._title, self._total = title, num_epochs
         self._began = time.monotonic()
-        self._before = done
+        self._from = self._began, done
         self._next = self._began + LINE_SECONDS
         self.say(
             f"{title}: {f'goes on at epoch {round(done, 1):g} of' if done else 'begins,'} {num_epochs} epochs"
@@ -131,12 +131,14 @@ class Lines:
 
     def advance(self, epochs: float, detail: str) -> None:
         now = time.monotonic()
+        if epochs <= self._from[1]:  # workers begin, or go on from checkpoints that are further back
+            self._from = now, epochs
         if now >= self._next:
             self._next = now + LINE_SECONDS
             line = f"{self._title}: epoch {epochs:.1f}/{self._total}, {detail}"
-            if epochs > self._before:
-                remaining = (now - self._began) * (self._total - epochs) / (epochs - self._before)
-                line += f", eta {remaining:.0f} s"
+            began, before = self._from
+            if epochs > before:
+                line += f", eta {(now - began) * (self._total - epochs) / (epochs - before):.0f} s"
             self.say(line)
 
     def end(self, title: str) -> None:

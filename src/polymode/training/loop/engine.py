@@ -2,12 +2,13 @@
 
 import logging
 import math
+import multiprocessing
+import os
 import socket
 import sys
-import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,13 +17,20 @@ import torch
 from joblib import Parallel, delayed, parallel_config
 
 from polymode.errors import InputError, PolymodeError, require, require_whole, shortened, unknown_name
-from polymode.sizes import memory_of_machine
-from polymode.storage import writing
+from polymode.sizes import said, whole_memory
+from polymode.training.keeping.folder import marked
 from polymode.training.loop.arithmetic import MOST_THREADS, available_threads
 
 Kind = Literal["local", "ray", "dask"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 KNOCK_SECONDS = 10  # that a cluster may take to answer at all
+ANSWER_SECONDS = 60  # that a node of a cluster may take to start a process and answer
+RETRIES = 5  # of a task that Ray begins again by itself, before its loss is told
+GUARD = (
+    "In a script that Dask starts workers for, put what is done under if __name__ == '__main__':, as each of "
+    "them imports the script."
+)
+TOKEN = " Where it asks for a token, as Ray does by default, set RAY_AUTH_MODE=token here, too."
 IDLE_SECONDS = 10  # that a worker of this machine waits for more to do, also where nobody is left to ask it
 
 
@@ -82,8 +90,10 @@ class Crew:
         workers: int,
         ask_all: Callable[..., dict[str, Any]],
         places: int | None = None,
+        release: Callable[[], Any] = lambda: None,
     ) -> None:
-        self.config, self.workers, self._ask_all = config, workers, ask_all
+        """release: ends whoever works, so that ``work`` ends where a task would wait for ever."""
+        self.config, self.workers, self._ask_all, self.release = config, workers, ask_all, release
         # joblib sends nothing away where it may do one thing at a time. So a second worker, which gets no
         # work, is allowed where there is room for it.
         self.least = min(2, places or 2)
@@ -99,7 +109,7 @@ class Crew:
                 parallel = Parallel(batch_size=1, pre_dispatch=count)  # type: ignore[arg-type]  # numbers, too
                 return list(parallel(delayed(function)(*task) for task in tasks) or ())
         except Exception as error:
-            reason = shortened(f"{type(error).__name__}: {error}")
+            reason = shortened(f"{type(error).__name__}: {str(error).split('. ')[0]}")
             told = f"{error} {error.__cause__ or ''}".lower()
             if "pickl" in told or "serializ" in told:
                 raise InputError(
@@ -110,14 +120,8 @@ class Crew:
 
     def check_folder(self, folder: Path) -> None:
         """Raise unless every machine sees what this one writes to a folder."""
-        mark = folder / f".seen-{uuid.uuid4().hex}"
-        with writing(mark):
-            folder.mkdir(parents=True, exist_ok=True)
-            mark.touch()
-        try:
+        with marked(folder) as mark:
             blind = sorted(where for where, seen in self._ask_all(sees, str(mark)).items() if not seen)
-        finally:
-            mark.unlink(missing_ok=True)
         if blind:
             raise InputError(
                 f"{folder} is not the same folder on every machine: what {socket.gethostname()} writes "
@@ -131,9 +135,18 @@ def sees(path: str) -> bool:
     return Path(path).exists()
 
 
+def is_there() -> bool:
+    """Whoever is asked is."""
+    return True
+
+
 @contextmanager
 def crew_of(engine: Engine, needs: Needs) -> Iterator[Crew]:
     """The workers of an engine, started or found; what no machine of it could give is said now."""
+    require(
+        not getattr(multiprocessing.current_process(), "_inheriting", False),
+        f"A worker has imported the script that calls fit, and come to the call itself. {GUARD}",
+    )
     open_crew = {"local": _local, "ray": _ray, "dask": _dask}[engine.kind]
     with open_crew(engine, needs) as crew:
         yield crew
@@ -141,37 +154,60 @@ def crew_of(engine: Engine, needs: Needs) -> Iterator[Crew]:
 
 @contextmanager
 def _local(engine: Engine, needs: Needs) -> Iterator[Crew]:
-    wanted = {"CPU": needs.cores, "GPU": needs.gpus, "memory": needs.memory or 0}
-    # Threads may outnumber cores, which is slow, not wrong.
-    has = {"CPU": MOST_THREADS, "GPU": torch.cuda.device_count(), "memory": memory_of_machine() or math.inf}
-    _require_places(engine, _places(has, wanted), wanted)
-    workers = engine.workers or max(1, available_threads() // needs.cores)
+    places = _places_here(engine, needs)
+    workers = engine.workers or max(1, min(available_threads() // needs.cores, places))
     config: dict[str, Any] = {"backend": "loky", "inner_max_num_threads": needs.cores}
     config["idle_worker_timeout"] = IDLE_SECONDS
     # A worker that ends in the moment it is given something is replaced; nobody else needs to know. Where
     # warnings are errors, this one would end the thread that replaces it.
     warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
-    yield Crew(config, workers, lambda ask, *arguments: {socket.gethostname(): ask(*arguments)})
+    futures = logging.getLogger("concurrent.futures")
+    futures.addFilter(_is_about_work)
+    try:
+        yield Crew(config, workers, lambda ask, *arguments: {socket.gethostname(): ask(*arguments)})
+    finally:
+        futures.removeFilter(_is_about_work)
+
+
+def _is_about_work(record: logging.LogRecord) -> bool:
+    """Whether a line of the log is worth reading: not that nobody is left to be given more, after Ctrl-C."""
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or kind.__name__ != "ShutdownExecutorError"
+
+
+def _places_here(engine: Engine, needs: Needs) -> int:
+    """Parts that this machine has room for at once, at least one."""
+    wanted = {"CPU": needs.cores, "GPU": needs.gpus, "memory": needs.memory or 0}
+    has = {
+        # Threads may outnumber cores, which is slow, not wrong; cores that are asked for may not.
+        "CPU": MOST_THREADS if engine.cores is None else os.cpu_count() or 1,
+        "GPU": torch.cuda.device_count(),
+        "memory": whole_memory() or math.inf,
+    }
+    places = _places(has, wanted)
+    _require_places(engine, places, wanted)
+    return places
 
 
 @contextmanager
 def _ray(engine: Engine, needs: Needs) -> Iterator[Crew]:
     try:
         import ray
-        from ray.util.joblib import register_ray
+        from ray.exceptions import RayError
+        from ray.util.joblib.ray_backend import RayBackend
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     except ImportError as error:
         raise InputError(f"engine='ray' needs Ray ({error}): pip install 'polymode[ray]'.") from None
     started = not ray.is_initialized()
     if started:
         _knock(engine)
-        own: dict[str, Any] = {}
+        own: dict[str, Any] = {}  # of a new one; whatever else runs here is found by "auto" alone
         if not engine.address:
             cores = (engine.workers or max(1, available_threads() // needs.cores)) * needs.cores
             own = {"num_cpus": cores, "include_dashboard": False}
         try:
             ray.init(
-                engine.address or None,
+                engine.address or "local",
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 # What is imported by name here is imported by the same name there.
@@ -182,26 +218,42 @@ def _ray(engine: Engine, needs: Needs) -> Iterator[Crew]:
             raise _unreachable(engine, error) from error
     try:
         nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+
+        def asked(ask: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+            """What every node answers; a node that has just died is listed for a while, and never does."""
+            on = {each: NodeAffinitySchedulingStrategy(each, soft=False) for each in nodes}
+            answers = {
+                each: ray.remote(num_cpus=0, max_retries=0)(ask)
+                .options(scheduling_strategy=where)
+                .remote(*arguments)
+                for each, where in on.items()
+            }
+            ready, _ = ray.wait(list(answers.values()), num_returns=len(answers), timeout=ANSWER_SECONDS)
+            found = {}
+            for each, answer in answers.items():
+                if answer in ready:
+                    with suppress(RayError):
+                        found[each] = ray.get(answer)
+            return found
+
+        nodes = {each: nodes[each] for each in asked(is_there)}
         wanted = {"CPU": needs.cores, "GPU": needs.gpus, "memory": needs.memory or 0}
         places = [_places(node["Resources"], wanted) for node in nodes.values()]
         _require_places(engine, sum(places), wanted)
 
         def ask_all(ask: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-            told = {
-                f"{node['NodeManagerHostname']} ({identity[:6]})": ray.remote(num_cpus=0)(ask)
-                .options(scheduling_strategy=NodeAffinitySchedulingStrategy(identity, soft=False))
-                .remote(*arguments)
-                for identity, node in nodes.items()
-            }
-            return {where: ray.get(answer) for where, answer in told.items()}
+            names = {each: f"{node['NodeManagerHostname']} ({each[:6]})" for each, node in nodes.items()}
+            return {names[each]: answer for each, answer in asked(ask, *arguments).items()}
 
-        register_ray()
         # A worker or node that dies is replaced by Ray, and its task begins again: it goes on from its files.
-        asked: dict[str, Any] = {"num_cpus": needs.cores, "max_restarts": -1, "max_task_retries": -1}
-        asked |= {"num_gpus": needs.gpus} if needs.gpus else {}
-        asked |= {"memory": needs.memory} if needs.memory else {}
-        config = {"backend": "ray", "ray_remote_args": asked}
-        yield Crew(config, engine.workers or sum(places), ask_all, sum(places))
+        each: dict[str, Any] = {"num_cpus": needs.cores, "max_restarts": RETRIES}
+        each["max_task_retries"] = RETRIES
+        each |= {"num_gpus": needs.gpus} if needs.gpus else {}
+        each |= {"memory": needs.memory} if needs.memory else {}
+        backend = RayBackend(ray_remote_args=each)
+        # It would wait for ever for room that is not there.
+        workers = min(engine.workers or sum(places), sum(places))
+        yield Crew({"backend": backend}, workers, ask_all, sum(places), backend.terminate)
     finally:
         if started:
             ray.shutdown()
@@ -215,15 +267,22 @@ def _dask(engine: Engine, needs: Needs) -> Iterator[Crew]:
         raise InputError(f"engine='dask' needs Dask ({error}): pip install 'polymode[dask]'.") from None
     with ExitStack() as stack:
         where: Any = engine.address
-        if not engine.address:
-            where = stack.enter_context(
-                LocalCluster(
-                    n_workers=engine.workers or max(1, available_threads() // needs.cores),
-                    threads_per_worker=1,
-                    dashboard_address=None,  # type: ignore[arg-type]  # none is wanted
-                    resources={"GPU": needs.gpus} if needs.gpus else None,
+        if engine.address:
+            _knock(engine)
+        else:
+            places = _places_here(engine, needs)
+            try:
+                where = stack.enter_context(
+                    LocalCluster(
+                        n_workers=engine.workers or max(1, min(available_threads() // needs.cores, places)),
+                        threads_per_worker=1,
+                        dashboard_address=None,  # type: ignore[arg-type]  # none is wanted
+                        resources={"GPU": needs.gpus} if needs.gpus else None,
+                    )
                 )
-            )
+            except (RuntimeError, OSError) as error:
+                reason = shortened(str(error).split("\n")[0])
+                raise InputError(f"Dask could not start its workers here ({reason}). {GUARD}") from error
         try:
             client: Any = stack.enter_context(Client(where, timeout=30, set_as_default=False))
         except (OSError, ValueError) as error:
@@ -238,7 +297,7 @@ def _dask(engine: Engine, needs: Needs) -> Iterator[Crew]:
         _require_places(engine, places, wanted)
         config: dict[str, Any] = {"backend": "dask", "client": client}
         config |= {"resources": {"GPU": needs.gpus}} if needs.gpus else {}
-        yield Crew(config, engine.workers or places, client.run, places)
+        yield Crew(config, min(engine.workers or places, places), client.run, places)
 
 
 def _paths(paths: list[str]) -> Any:
@@ -260,10 +319,11 @@ def _places(has: Mapping[str, float], wanted: Mapping[str, float]) -> int:
 
 
 def _require_places(engine: Engine, places: int, wanted: Mapping[str, float]) -> None:
-    asked = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount)
+    amounts = {name: said(int(a)) if name == "memory" else f"{a:g}" for name, a in wanted.items() if a}
+    asked = ", ".join(f"{amount} {name}" for name, amount in amounts.items())
     where = f" at {engine.address}" if engine.address else ""
     who = (
-        "This machine has not"
+        "This machine does not have"
         if engine.kind == "local"
         else f"No machine of the {engine.kind} cluster{where} has"
     )
@@ -275,13 +335,15 @@ def _require_places(engine: Engine, places: int, wanted: Mapping[str, float]) ->
 
 
 def _knock(engine: Engine) -> None:
-    """Raise where nobody listens at the address of a cluster: Ray itself would try for minutes."""
-    host, _, port = engine.address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():  # "auto", say
+    """Raise where nobody listens at the address of a cluster: Ray and Dask would try for a minute."""
+    host, _, port = engine.address.rpartition("://")[2].rpartition(":")
+    if not engine.address or (engine.kind == "ray" and engine.address == "auto"):
         return
     try:
+        if not host or not port.isdigit():
+            raise ValueError("it is not HOST:PORT")
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise _unreachable(engine, error) from error
 
 
@@ -289,5 +351,5 @@ def _unreachable(engine: Engine, error: Exception) -> InputError:
     reason = shortened(str(error).splitlines()[0] if str(error) else type(error).__name__)
     return InputError(
         f"No {engine.kind} cluster was reached at {engine.address!r} ({reason}): start one there, or leave "
-        "the address out to start workers on this machine."
+        f"the address out to start workers on this machine.{TOKEN if engine.kind == 'ray' else ''}"
     )

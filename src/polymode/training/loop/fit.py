@@ -217,7 +217,7 @@ def work_ahead(fits: Sequence[Fit], shared: Path, reporter: Reporter, title: str
             locks.enter_context(run.run_folder.lock())
             runs.append(run)
         work_apart(runs, fits[0].computing, reporter, title)
-    shutil.rmtree(shared, ignore_errors=True)
+        shutil.rmtree(shared, ignore_errors=True)
 
 
 @contextmanager

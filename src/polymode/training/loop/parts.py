@@ -142,7 +142,8 @@ class Part:
 def is_finished(folder: Path) -> bool:
     """Whether the part in a folder has come to its end."""
     path = folder / MANIFEST
-    return path.exists() and read_document(path, "run").get("status") == "finished"
+    advice = "Remove it: the same call goes on from the checkpoints beside it."
+    return path.exists() and read_document(path, "run", advice).get("status") == "finished"
 
 
 def _each_once(data: Sequence[Data | ArrayFile]) -> list[Data]:
@@ -172,7 +173,8 @@ class DividedRun:
         shared: Path | None = None,
     ) -> None:
         self.request, self.folder, self.keeping = request, folder, keeping
-        self.material: Material = gather(request, None)  # finds bad input before any work begins
+        # Finds bad input before any work begins; one chain may differ from the others, which are alike.
+        self.material: Material = gather(replace(request, chains=request.chains[:2]), None)
         signature = request.signature(self.material.problem.network, self.material.owned)
         self.run_folder = RunFolder(folder, signature, keeping.options or {})
         self.shared = shared or folder / PARTS_FOLDER / SHARED

@@ -5,8 +5,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,8 +27,11 @@ from polymode.training.loop.settings import Computing, Keeping
 
 BEAT_SECONDS = 1.0  # between two signs of life
 PATIENCE = 30.0  # seconds without a sign of life from whoever divided the work, until a part is put down
-LOST_PATIENCE = 600.0  # seconds without one from any part, until the work is given up
-ATTEMPTS = 5  # in a row that workers may die without having done anything
+IDLE_PATIENCE = 120.0  # seconds in which nobody has taken up any part, until workers are asked for anew
+# Seconds to wait for whoever held a part before: file systems keep the locks of a dead machine for minutes.
+HOLDER_PATIENCE = 600.0
+ATTEMPTS = 5  # in a row that workers may be lost without having done anything
+TAKEN = ".taken"  # held by the worker that has a part, from its first moment
 
 
 class Orders:
@@ -71,7 +74,7 @@ class Orders:
             latest = (self.folder / "orders.json").read_text()
             if latest and json.loads(latest)[0] != self.session:
                 return True
-        except (OSError, ValueError, LookupError):
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
             latest = ""  # not to be read at this moment: as if nothing had been said
         now = time.monotonic()
         if latest and latest != self._latest:
@@ -112,6 +115,11 @@ class Outcome:
     error: str = ""
     kind: type[PolymodeError] = PolymodeError
 
+    @property
+    def exception(self) -> PolymodeError:
+        """The error as the worker met it; its text is whole already."""
+        return self.kind.__new__(self.kind, self.error)
+
 
 def work_on(part: Part, shared: Path, session: str, leader: int) -> Outcome:
     """Take a part to its end, from wherever it stands; run by a worker (one alone may be its leader)."""
@@ -126,42 +134,56 @@ def _work_on(part: Part, shared: Path, orders: Orders) -> Outcome:
     try:
         if not shared.is_dir():
             raise CheckpointError(f"{shared} is not seen here: choose a folder that all machines share.")
-        _wait_for(part.folder)
-        torch.set_num_threads(part.cores)
-        keep_freed_memory()
-        keeping = Keeping(checkpoint_seconds=part.checkpoint_seconds, progress=_Told(part.folder, orders))
-        Run(part.whole_request(), part.folder, part.computing, keeping).execute()
+        with _taken(part.folder, orders):
+            torch.set_num_threads(part.cores)
+            keep_freed_memory()
+            keeping = Keeping(checkpoint_seconds=part.checkpoint_seconds, progress=_Told(part.folder, orders))
+            Run(part.whole_request(), part.folder, part.computing, keeping).execute()
     except KeyboardInterrupt:
         return Outcome()
     except PolymodeError as error:
         orders.stop()  # the others need not go on
         return Outcome(f"{part}: {error}", type(error))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # code of the user may do anything
         orders.stop()
         return Outcome(f"{part}: {type(error).__name__}: {error}")
     return Outcome()
 
 
-def _wait_for(folder: Path) -> None:
-    """Wait for a worker of an earlier session, which puts its work down as soon as it hears of this one."""
+@contextmanager
+def _taken(folder: Path, orders: Orders) -> Iterator[None]:
+    """Have a part for oneself; a worker of an earlier session puts it down when it hears of this one."""
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock")
+    lock, began = FileLock(folder / TAKEN), time.monotonic()
+    while True:
+        if orders.withdrawn():
+            raise KeyboardInterrupt
+        with suppress(Timeout):
+            lock.acquire(timeout=BEAT_SECONDS)
+            break
+        if time.monotonic() - began > HOLDER_PATIENCE:
+            raise CheckpointError(
+                f"Another run is working in {folder}: wait for it, or choose another folder."
+            )
     try:
-        lock.acquire(timeout=2 * PATIENCE)
-    except Timeout:
-        raise CheckpointError(
-            f"Another run is working in {folder}: wait for it, or choose another folder."
-        ) from None
-    lock.release()
+        yield
+    finally:
+        lock.release()
 
 
 def work_through(
-    parts: Sequence[Part], crew: Crew, shared: Path, reporter: Reporter, title: str, num_epochs: float
+    parts: Sequence[Part],
+    crew: Crew,
+    renewed: Callable[[], Crew],
+    shared: Path,
+    reporter: Reporter,
+    title: str,
+    num_epochs: float,
 ) -> None:
     """Have a crew work on parts until all are finished; a part whose worker dies goes on with another one.
 
-    num_epochs: of all parts together. A request to stop is passed on, and waited for: every part keeps what
-    it has done.
+    renewed: the crew as it is now, when it has lost somebody for good. num_epochs: of all parts together. A
+    request to stop is passed on, and waited for: every part keeps what it has done.
     """
     fruitless, before = 0, _done(parts)
     reporter.begin(title, max(1, round(num_epochs)), before)
@@ -174,17 +196,18 @@ def work_through(
                 outcomes, reason = [], str(lost)
             failed = [outcome for outcome in outcomes if outcome.error]
             if failed:
-                raise failed[0].kind(failed[0].error)
+                raise failed[0].exception
             if all(is_finished(part.folder) for part in pending):
                 break
             done = _done(parts)
             fruitless, before = (0 if done > before else fruitless + 1), max(done, before)
             if fruitless >= ATTEMPTS:
                 raise PolymodeError(
-                    f"Workers ended {ATTEMPTS} times in a row before they had done anything ({reason}). What "
-                    "was done before is kept: the same call goes on with it."
+                    f"Workers were lost {ATTEMPTS} times in a row before they had done anything ({reason}). "
+                    "What was done before is kept: the same call goes on with it."
                 )
             reporter.say(f"{title}: a worker was lost ({reason}); its work goes on from its last checkpoint")
+            crew = renewed()
     except BaseException:
         reporter.close()
         raise
@@ -218,11 +241,10 @@ def _followed(
             if now != done:
                 done, heard = now, time.monotonic()
             reporter.advance(now, detail)
-            if time.monotonic() - heard > LOST_PATIENCE and not any(map(_is_held, pending)):
-                raise PolymodeError(
-                    f"Nobody has worked on any part for {LOST_PATIENCE:.0f} s. What was done is kept: the "
-                    "same call goes on with it, once there are workers."
-                )
+            if time.monotonic() - heard > IDLE_PATIENCE and not any(map(_is_held, pending)):
+                # Ray, say, keeps room for those who have done their parts, and has none left to replace one
+                # whose machine is gone.
+                raise Lost(f"nobody has taken up any part for {IDLE_PATIENCE:.0f} s")
             thread.join(BEAT_SECONDS)
     except BaseException:
         orders.stop()
@@ -233,6 +255,9 @@ def _followed(
             thread.join(BEAT_SECONDS)
             if any(map(_is_held, pending)):
                 heard = time.monotonic()
+        if thread.is_alive():  # waiting for somebody who will not come
+            crew.release()
+            thread.join(PATIENCE)
         raise
     if failures:
         raise failures[0]
@@ -240,8 +265,8 @@ def _followed(
 
 
 def _is_held(part: Part) -> bool:
-    """Whether someone has a part's folder at this moment."""
-    lock = FileLock(part.folder / ".lock")
+    """Whether a worker has a part at this moment."""
+    lock = FileLock(part.folder / TAKEN)
     try:
         lock.acquire(timeout=0)
     except (Timeout, OSError):
@@ -258,7 +283,7 @@ def _done(parts: Sequence[Part]) -> float:
 def _progress(part: Part) -> float:
     try:
         return float(json.loads((part.folder / "progress.json").read_text()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError, OverflowError):
         return 0.0
 
 
@@ -290,7 +315,14 @@ def work_apart(runs: Sequence[DividedRun], computing: Computing, reporter: Repor
     runs = [run for run in runs if not run.is_done]
     if not runs:
         return
-    with crew_of(engine, _needs_of(engine, computing, runs)) as crew:
+    needs = _needs_of(engine, computing, runs)
+    with ExitStack() as stack:
+
+        def renewed() -> Crew:
+            stack.close()
+            return stack.enter_context(crew_of(engine, needs))
+
+        crew = renewed()
         shared = runs[0].shared
         for run in runs:
             run.begin(crew.workers)
@@ -301,7 +333,7 @@ def work_apart(runs: Sequence[DividedRun], computing: Computing, reporter: Repor
             some = run.parts(_cores(engine, computing, crew.workers), written)
             parts += some
             num_epochs += len(some) * run.num_epochs
-        work_through(parts, crew, shared, reporter, title, num_epochs)
+        work_through(parts, crew, renewed, shared, reporter, title, num_epochs)
 
 
 def _cores(engine: Engine, computing: Computing, workers: int) -> int:

@@ -120,7 +120,7 @@ def test_bad_configs_are_refused_with_the_nearest_name(tmp_path, content, messag
         (["--epochs", "5"], "--epochs is for --equal epochs"),
         (["--equal", "epochs", "--epochs", "5", "--budget", "9"], "in the place of --budget"),
         (["--equal", "time"], "Unknown equal 'time'"),
-        (["--budget", "-3"], "--budget must be at least 1 member-epoch, got -3"),
+        (["--budget", "-3"], "--budget must be from 1 to 1,000,000,000 member-epochs, got -3"),
         (["--backend", "vmpa"], "Unknown backend 'vmpa'. Did you mean 'vmap'"),
         (["--set", "lr"], "write PATH=VALUE"),
         (["stray"], "'stray' is not expected here"),

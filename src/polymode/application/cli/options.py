@@ -128,7 +128,7 @@ def parse(kind: type[AnyOptions], command: str, about: str, arguments: Sequence[
     parser.add_argument(
         "--config", metavar="FILE", help="YAML or JSON with any of these options, or the manifest of a run"
     )
-    known, unknown = parser.parse_known_args(list(arguments))
+    known, unknown = parser.parse_known_intermixed_args(list(arguments))
     for argument in unknown:
         if argument.startswith("-"):
             flags = [f for action in parser._actions for f in action.option_strings if f.startswith("--")]
@@ -187,7 +187,7 @@ def _checked(each: Option, value: Any) -> Any:
     name, annotation, choices = each.name, each.annotation, each.further["choices"]
     if choices:
         if value not in choices:
-            raise unknown_name(name, str(value), choices)
+            raise unknown_name(name, str(value), filter(None, choices))
         return value
     if typing.get_origin(annotation) is tuple and isinstance(value, list | tuple):
         return tuple(map(str, value))

@@ -8,9 +8,12 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from rich.box import SIMPLE_HEAD
+from rich.console import JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,6 +22,7 @@ from polymode.application.cli.jobs import Job, how_to_run, load_job, make_method
 from polymode.application.cli.options import UsageError, option
 from polymode.application.cli.output import console, print_json, reporter_of, say
 from polymode.application.comparison import data_of, judge, learned_from, replicates_of, sized_for
+from polymode.application.comparison.compare import typical_rows
 from polymode.application.comparison.planning import Measured, MethodPlan, Plan, Size, divided
 from polymode.errors import InputError, PolymodeError, require
 from polymode.likelihoods import make_likelihood
@@ -102,7 +106,8 @@ def run(options: PlanOptions) -> None:
     if options.json:
         print_json(plan.config())
         return
-    console().print(_table(plan))
+    for table in (_trainings(plan), _costs(plan)) if plans else ():
+        console().print(table)
     for line in _footnotes(plan, subject, options):
         say(options, line)
 
@@ -184,7 +189,11 @@ def _measured(options: PlanOptions, label: str, size: Size, threads: int, asked:
                     told = {"scores": found.scores, "errors": found.errors, "curves": found.curves}
                     written = sum(t.numel() * t.element_size() for t in found.predictions.values())
                     written += len(json.dumps({"replicates": [finite(told)]}, indent=2))
-                return Judged(seconds[0] + (len(posteriors) - 1) * seconds[-1], len(posteriors) * written)
+                written *= len(posteriors)
+                with TemporaryDirectory(prefix="polymode-plan-") as folder:
+                    typical_rows(replicates, Path(folder))
+                    written += sum(file.stat().st_size for file in Path(folder).iterdir())
+                return Judged(seconds[0] + (len(posteriors) - 1) * seconds[-1], written)
 
             found = forecast(
                 request,
@@ -200,19 +209,10 @@ def _measured(options: PlanOptions, label: str, size: Size, threads: int, asked:
 # --- the table --------------------------------------------------------------------------------------
 
 
-def _table(plan: Plan) -> Table:
-    table = Table(title=plan.title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("method", no_wrap=True)
-    last = plan.workers[-1]
-    times = [f"time, {n} worker{'s' if n > 1 else ''}" for n in plan.workers]
-    memory = ["memory"] if last == 1 else ["memory, 1 worker", f"of {last} each"]
-    for title in (
-        *("chains", "members", "epochs", "member-\nepochs", "backend", "step ms"),
-        *times,
-        *memory,
-        *("disk, running", "finished", "passes to predict"),
-    ):
-        table.add_column(title, justify="right", overflow="fold")
+def _trainings(plan: Plan) -> Table:
+    """What will be done."""
+    kinds = ("chains", "members", "epochs", "member-\nepochs", "backend,\nthreads", "ms a\nstep")
+    table = _table(plan.title, (*kinds, "passes to\npredict"))
     for method in plan.methods:
         found = method.whole.forecast
         table.add_row(
@@ -225,26 +225,46 @@ def _table(plan: Plan) -> Table:
             f"{found.member_epochs * found.num_data_sets:,.0f}",
             f"{found.execution.backend}, {found.execution.threads}",
             f"{1000 * found.step_seconds:,.3g}{'' if all(p.measured for p in found.phases) else '†'}",
+            f"{method.passes:,}",
+        )
+    table.add_section()
+    table.add_row("all", "", "", "", f"{plan.config()['total']['member_epochs']:,.0f}", "", "", "")
+    return table
+
+
+def _costs(plan: Plan) -> Table:
+    """What it will take."""
+    last = plan.workers[-1]
+    several = [f"{n}\nworkers" for n in plan.workers if n > 1]
+    memory = ["memory"] if last == 1 else ["memory,\n1 worker", f"each of\n{last}"]
+    first = "time,\n1 worker" if several else "time"
+    table = _table("", (first, *several, *memory, "disk,\nrunning", "disk,\nfinished"))
+    for method in plan.methods:
+        found = method.whole.forecast
+        table.add_row(
+            escape(method.label),
             *(duration(method.seconds_on(n)) for n in plan.workers),
             *(size(method.memory_on(n)) for n in dict.fromkeys((1, last))),
             size(found.disk_running),
             size(found.disk_finished),
-            f"{method.passes:,}",
         )
-    config = plan.config()["total"]
-    if plan.methods:
-        table.add_section()
-        table.add_row(
-            "all, judged",
-            *("", "", ""),
-            f"{config['member_epochs']:,.0f}",
-            *("", ""),
-            *(duration(plan.seconds_on(n)) for n in plan.workers),
-            *(size(max(m.memory_on(n) for m in plan.methods)) for n in dict.fromkeys((1, last))),
-            size(config["disk_running"]),
-            size(config["disk_finished"]),
-            "",
-        )
+    total = plan.config()["total"]
+    table.add_section()
+    table.add_row(
+        "all, judged",
+        *(duration(plan.seconds_on(n)) for n in plan.workers),
+        *(size(max(m.memory_on(n) for m in plan.methods)) for n in dict.fromkeys((1, last))),
+        size(total["disk_running"]),
+        size(total["disk_finished"]),
+    )
+    return table
+
+
+def _table(title: str, titles: Sequence[str]) -> Table:
+    table = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for each in ("method", *titles):
+        justify: JustifyMethod = "left" if each == "method" else "right"
+        table.add_column(each, justify=justify, vertical="bottom", no_wrap=True)
     return table
 
 

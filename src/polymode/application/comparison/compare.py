@@ -290,7 +290,7 @@ def fitted_replicates(
     if not fit.request.ranks.is_first:
         return posteriors
     ready = [replicate.data.preprocessing.config() for replicate in replicates]
-    typical = _typical(replicates, fit.folder)
+    typical = typical_rows(replicates, fit.folder)
     content = {"network": dict(network or {}), "posteriors": ready, "typical": typical}
     write_document(fit.folder / TASK_FILE, "task", content)
     return posteriors
@@ -309,7 +309,7 @@ def data_of(
     }
 
 
-def _typical(replicates: Sequence[Replicate], folder: Path) -> list[dict[str, str] | None]:
+def typical_rows(replicates: Sequence[Replicate], folder: Path) -> list[dict[str, str] | None]:
     """Files with typical training rows of tables, one for each replicate, by which strange rows are told."""
     files: dict[int, dict[str, str] | None] = {}
     for replicate in replicates:
@@ -541,7 +541,7 @@ def _saved_scores(folder: Path, about: Mapping[str, Any]) -> list[dict[str, Any]
     if not path.exists():
         return None
     try:
-        saved = read_document(path, "scores")
+        saved = read_document(path, "scores", advice="")
         if saved.get("about") != about:
             return None
         with well_formed(path):

@@ -19,9 +19,9 @@ def divided(size: Size, workers: int) -> list[Size]:
 
 
 def makespan(seconds: Sequence[float], workers: int) -> float:
-    """When the last of some jobs ends, the longest begun first on whichever worker is free."""
+    """When the last of some jobs ends, each begun in turn on whichever worker is free."""
     busy = [0.0] * workers
-    for each in sorted(seconds, reverse=True):
+    for each in seconds:
         heapq.heapreplace(busy, busy[0] + each)
     return max(busy)
 
@@ -118,7 +118,7 @@ class Plan:
         return sum(method.whole.forecast.judging.seconds for method in self.methods)
 
     def seconds_on(self, workers: int) -> float:
-        """Until all is trained, on workers that take the longest parts first, and judged, in one process."""
+        """Until all is trained, on workers that take its parts in turn, and judged, in one process."""
         return _on_workers(self.methods, workers) + self.judging_seconds if self.methods else 0.0
 
     def config(self) -> dict[str, Any]:

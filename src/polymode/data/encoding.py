@@ -43,6 +43,7 @@ _DATE = re.compile(
     r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}|\d{4}-\d{2}|\d{8}T\d{4}|\d{1,2}:\d{2}(:\d{2})?"
     r"|\d{1,2}[ -][A-Za-z]{3,9}\.?[ ,-]+\d{2,4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4}"
 )
+_NUMERIC_DATE = re.compile(r"(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}")  # day and month, or the other way
 _TIME = re.compile(r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?( ?[AaPp][Mm])?")
 _IDENTIFIER = re.compile(
     r"(?i)(.*[_ .-])?(id|uuid|guid|key|index|rownames?|row|nr|no)|Unnamed: \d+(\.\d+)*|\s*"
@@ -488,7 +489,7 @@ def laid_out(values: Any, name: str, *, as_category: bool = False) -> Column:
     if _share(sample, lambda text: number_of(text) is not None) >= NEARLY_ALL and len(sample) > 2:
         return _number(values, name, decimal_of(distinct.tolist()))
     if _share(sample, lambda text: bool(_DATE.match(text))) >= NEARLY_ALL:
-        day_first = _is_day_first(sample)
+        day_first = _is_day_first(distinct.tolist())
         if as_dates(values[~gaps], day_first).notna().mean() >= NEARLY_ALL:
             return _date(values, name, day_first=day_first)
     return _category(values, name)
@@ -679,8 +680,16 @@ def _as_truth(values: Any, name: str) -> np.ndarray:
 
 def _is_day_first(sample: Sequence[str]) -> bool:
     """Whether dates such as 13/02/2020 have the day first: some first part then is larger than 12."""
-    parts = [re.match(r"(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}", text) for text in sample]
+    parts = [_NUMERIC_DATE.match(text) for text in sample]
     return any(match is not None and int(match.group(1)) > 12 for match in parts)
+
+
+def _contradicts(text: str, day_first: bool) -> bool:
+    """Whether a text has another order of day and month than the column, or is another date tomorrow."""
+    if text.strip().lower() in ("now", "today"):
+        return True
+    found = _NUMERIC_DATE.match(text.strip())
+    return found is not None and int(found.group(2 if day_first else 1)) > 12
 
 
 def as_dates(values: Any, day_first: bool) -> Any:
@@ -711,7 +720,8 @@ def as_dates(values: Any, day_first: bool) -> Any:
 def _parsed(texts: list[str], day_first: bool) -> Any:
     """Different texts as dates of UTC, NaT where there is none, and NaT after the last."""
     package = pandas()
-    series = package.Series([*texts, None], dtype=object)
+    readable = [None if _contradicts(text, day_first) else text for text in texts]
+    series = package.Series([*readable, None], dtype=object)
     options: dict[str, Any] = {"errors": "coerce", "dayfirst": day_first, "utc": True}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on formats that are not the first one's: they come next

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import threading
 
 import numpy as np
@@ -100,6 +101,18 @@ def test_the_file_that_is_read_is_not_written(made):
         assert f"--out {name} is the file with the examples: choose another name" in the_line(said)
     said = polymode("predict", "numbers", "new.csv", "--out", "loop.csv", cwd=made, code=2)
     assert "--out 'loop.csv' cannot be written" in the_line(said)
+    os.mkfifo(made / "pipe")
+    (made / "pipe.csv").symlink_to(made / "pipe")
+    (made / "folder.csv").mkdir()
+    for name in ("pipe.csv", "folder.csv"):
+        said = polymode("predict", "numbers", "new.csv", "--out", name, cwd=made, code=2)
+        assert f"--out {name} is there, and is no ordinary file: choose another name" in the_line(said)
+    assert (made / "pipe").is_fifo()
+    (made / "link.npz").symlink_to(made / "blob")
+    polymode(
+        "predict", "numbers", "new.csv", "--out", "link.npz", "--quiet", cwd=made, expected_warnings=True
+    )
+    assert "mean" in np.load(made / "blob")
     assert (made / "new.csv").read_bytes() == before
 
 

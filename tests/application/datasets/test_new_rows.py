@@ -181,9 +181,9 @@ def test_kept_columns_of_typed_files_have_one_type_in_all_parts(tmp_path):
             parts = [
                 about for _, about in read_rows(tmp_path / f"new.{suffix}", ready, ["id", "is"], rows=rows)
             ]
-            assert {about["id"].dtype for about in parts} == {np.dtype("float64")}
+            assert {about["id"].dtype.kind for about in parts} == {"U"}  # as numbers they would lose digits
             told = {name: np.concatenate([about[name] for about in parts]) for name in ("id", "is")}
-            np.testing.assert_array_equal(told["id"], [np.nan if n is None else n for n in numbers])
+            assert told["id"].tolist() == ["" if n is None else str(n) for n in numbers]
             assert told["is"].tolist() == [n is None or n > 20 for n in numbers]
 
 

@@ -91,7 +91,7 @@ def run(options: PredictOptions) -> None:
     with ExitStack() as stack:
         writers = []
         if out is not None:
-            writers.append(stack.enter_context(predictions_file(out, keep)))
+            writers.append(stack.enter_context(predictions_file(out, Path(options.out).suffix, keep)))
         if options.json:
             writers.append(stack.enter_context(json_on_screen()))
         elif not options.out:
@@ -255,6 +255,8 @@ def _out(options: PredictOptions) -> Path | None:
         raise UsageError(f"--out {options.out!r} cannot be written: {error}. Choose another name.") from None
     if is_read:
         raise UsageError(f"--out {options.out} is the file with the examples: choose another name.")
+    if out.exists() and not out.is_file():  # a folder, a device, a pipe: it would be replaced
+        raise UsageError(f"--out {options.out} is there, and is no ordinary file: choose another name.")
     return out
 
 

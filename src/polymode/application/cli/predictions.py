@@ -20,12 +20,13 @@ Write = Callable[[Columns], None]
 
 
 @contextmanager
-def predictions_file(path: Path, exact: Collection[str] = ()) -> Iterator[Write]:
-    """What writes rows to a .csv or .npz; until all are written, the file is as it was.
+def predictions_file(path: Path, suffix: str, exact: Collection[str] = ()) -> Iterator[Write]:
+    """What writes rows as .csv or .npz; until all are written, the file is as it was.
 
-    exact: columns whose numbers are written with all their digits.
+    suffix: of the name that was given, which may be that of a link. exact: columns whose numbers are written
+    with all their digits.
     """
-    kind = _npz if path.suffix == ".npz" else partial(_csv, exact=exact)
+    kind = _npz if suffix == ".npz" else partial(_csv, exact=exact)
     with replaced(path) as temporary, kind(path, temporary) as write:
         yield write
 

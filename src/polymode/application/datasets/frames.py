@@ -257,6 +257,15 @@ def _num_columns(path: Path, dialect: dict[str, Any]) -> int:
         return 1 + file.readline().count(dialect["sep"])
 
 
+def width_of(source: Any, separator: str | None = None) -> int:
+    """How many columns a table has that is read some rows at a time."""
+    if is_frame(source) or (path := Path(source)).suffix.lower() == ".xlsx":  # it is there as a whole
+        return 0
+    if path.suffix.lower() in SEPARATORS:
+        return _num_columns(path, _dialect(path, separator, warn=False))
+    return _extent_of_arrow(path, 1)[1]
+
+
 def _without_empty(frame: Any) -> Any:
     """The frame without empty columns that have no name, such as separators at the ends of lines make."""
     return frame[[name for name in frame if not (is_nameless(name) and frame[name].isna().all())]]

@@ -101,7 +101,9 @@ def read_rows(
         yield from _array_rows(path, preprocessing, keep, rows)
         return
     table = _NewTable(path, preprocessing, {preprocessing.target, *keep})
-    rows = rows or max(1, min(ROWS, CELLS // max(1, len(preprocessing.columns or preprocessing.features))))
+    if rows is None:
+        widths = [len(preprocessing.columns or preprocessing.features), frames.width_of(source, separator)]
+        rows = max(1, min(ROWS, CELLS // max(1, *widths)))
     last: list[Rows] = []
     for frame, kept in _frames(source, table, rows, separator, keep):
         yield from last

@@ -10,7 +10,8 @@ from cases import BY_NAME
 from contract.registry import SMALL, beginning
 
 
-def main(method: str, network: str, folder: Path) -> None:
+def main(method: str, network: str, folder: Path, checkpoint_seconds: float = 0.0) -> None:
+    """Train; with checkpoints after every step unless there is some time between them."""
     torch.set_num_threads(1)
     case = BY_NAME[network]
     small = SMALL[method]()
@@ -25,7 +26,7 @@ def main(method: str, network: str, folder: Path) -> None:
         resume=True,
         backend="loop",
         progress=False,
-        checkpoint_seconds=0.0,  # after every step
+        checkpoint_seconds=checkpoint_seconds,
         observer=lambda epoch: time.sleep(0.01),
         **beginning(small, case),
     )

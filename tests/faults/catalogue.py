@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hashlib
 import http.server
+import json
 import os
 import random
 import shutil
@@ -107,7 +108,8 @@ def killed(folder: Path, generator: random.Random) -> str:
     _, expected = undisturbed(method)
     for _ in range(generator.randint(1, 2)):
         after = generator.uniform(*span_of(method))
-        kill(fork(jobs.train, method, folder / "run"), method, after)
+        seconds = generator.choice([0.0, 0.02, 0.1, 60.0])  # from one checkpoint to the next
+        kill(fork(jobs.train, method, folder / "run", seconds), method, after)
     finish(method, folder / "run")
     assert bits(folder / "run") == expected, method
     return SAME
@@ -141,6 +143,23 @@ def full_disk(folder: Path, generator: random.Random) -> str:
     return SAME
 
 
+def short_files(folder: Path, generator: random.Random) -> str:
+    """Room for a part of a file only: writes end in the middle; the same call goes on when there is room."""
+    method, note = any_method(generator), folder / "note.txt"
+    source, expected = undisturbed(method)
+    longest = max(path.stat().st_size for path in source.rglob("*.safetensors"))
+    process = fork(
+        jobs.train_with_short_files, method, folder / "run", generator.randint(100, 2 * longest), note
+    )
+    process.join(SECONDS)
+    assert process.exitcode == 0, method
+    told = note.read_text()
+    assert told == "it ended well" or ("cannot be written" in told and "Make room" in told), told
+    finish(method, folder / "run")
+    assert bits(folder / "run") == expected, method
+    return SAME
+
+
 def jumping_clock(folder: Path, generator: random.Random) -> str:
     """The time of day jumps by years, and the run is killed on top of it."""
     method = any_method(generator)
@@ -163,9 +182,16 @@ def two_in_one_folder(folder: Path, generator: random.Random) -> str:
     first = fork(jobs.train, method, folder / "run")
     while first.is_alive() and not (folder / "run" / "checkpoint").exists():
         time.sleep(0.002)
-    others = [fork(jobs.train, method, folder / "run") for _ in range(2)]
-    for process in (first, *others):
-        process.join(SECONDS)
+    os.kill(first.pid, signal.SIGSTOP)  # until the others are through: it might end before them
+    try:
+        assert first.exitcode is None, method
+        for _ in range(2):
+            told = _told(method, folder / "run")
+            assert told, f"{method}: a second process worked in the folder of the first"
+            assert "Another run is working in" in told, told
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    first.join(SECONDS)
     assert first.exitcode == 0, method
     assert bits(folder / "run") == expected, method
     return SAME
@@ -200,13 +226,39 @@ def damaged_result(folder: Path, generator: random.Random) -> str:
         path.unlink()
     else:
         path.write_bytes(_cut(path, generator) if damage == "torn" else _flipped(path, generator))
+    left = _contents(folder / "run")
     told = _told(method, folder / "run")
     if told is None:
-        untouched = path.parent.name != "posterior-0" or not path.name.endswith(".safetensors")
-        assert untouched or bits(folder / "run") == expected, (method, path, damage)
+        assert bits(folder / "run") == expected, (method, path, damage)
+        for document in sorted((source / "posterior-0").glob("*.json")):
+            again = folder / "run" / "posterior-0" / document.name
+            assert _lasting(again) == _lasting(document), (method, path, damage)
         return SAME
-    assert told, (method, path, damage)
+    _check_told(told, folder / "run", path, left)
     return TOLD
+
+
+def _lasting(document: Path) -> Any:
+    """What a document of a posterior says, without what differs from run to run."""
+    content = json.loads(document.read_text())
+    return {name: value for name, value in content.items() if name not in ("record", "sha256")}
+
+
+def _contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in _files(folder)}
+
+
+def _check_told(told: str, folder: Path, damaged: Path, left: dict[Path, bytes]) -> None:
+    """One line that says where and what to do; whatever was finished is there as it was."""
+    assert "\n" not in told, told
+    assert str(folder) in told, told
+    assert any(word in told.lower() for word in ("put", "remove", "resume", "choose", "again", "name the")), (
+        told
+    )
+    for path, content in left.items():
+        if path != damaged:
+            assert path.exists(), f"{path} is gone: {told}"
+            assert path.read_bytes().startswith(content), f"{path} has changed: {told}"  # logs grow
 
 
 def _damaged(folder: Path, generator: random.Random, damage: Callable[[Path], Any]) -> str:
@@ -218,11 +270,12 @@ def _damaged(folder: Path, generator: random.Random, damage: Callable[[Path], An
         return SAME  # it was killed before it had written anything
     path = generator.choice(files)
     damage(path)
+    left = _contents(folder / "run")
     told = _told(method, folder / "run")
     if told is None:
         assert bits(folder / "run") == expected, (method, path)
         return SAME
-    assert told, (method, path)
+    _check_told(told, folder / "run", path, left)
     return TOLD
 
 
@@ -466,13 +519,13 @@ def killed_dask_node(folder: Path, generator: random.Random) -> str:
 
 
 @contextlib.contextmanager
-def ray_cluster() -> Iterator[tuple[Any, list[Any]]]:
-    """Two nodes of Ray on the loopback, beside a head that does no work."""
+def ray_cluster(room: int = 2) -> Iterator[tuple[Any, list[Any]]]:
+    """Two nodes of Ray on the loopback, with room for so many parts each, and a head that does no work."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
-        yield cluster, [cluster.add_node(num_cpus=2) for _ in range(2)]
+        yield cluster, [cluster.add_node(num_cpus=room) for _ in range(2)]
     finally:
         cluster.shutdown()
 
@@ -503,12 +556,26 @@ def killed_ray_node(folder: Path, generator: random.Random) -> str:
     return SAME
 
 
+def killed_node_of_a_full_cluster(folder: Path, generator: random.Random) -> str:
+    """A node of Ray is gone for good, and the others have no room until their own work is done."""
+    expected = undisturbed_apart()
+    with ray_cluster(room=1) as (cluster, nodes):
+        process = _start(folder / "run", "ray", cluster.address)
+        _until_it_trains(process, folder / "run")
+        cluster.remove_node(generator.choice(nodes), allow_graceful=False)
+        KILLED["a node of Ray"] += 1
+        _end(process, folder / "run")
+    assert bits(folder / "run") == expected
+    return SAME
+
+
 ONE_PROCESS: dict[str, Fault] = {
     fault.__name__: fault
     for fault in (
         killed,
         killed_while_writing,
         full_disk,
+        short_files,
         jumping_clock,
         two_in_one_folder,
         torn_file,
@@ -527,6 +594,7 @@ ENGINES: dict[str, Fault] = {
         killed_dask_node,
         killed_ray_worker,
         killed_ray_node,
+        killed_node_of_a_full_cluster,
     )
 }
 FAULTS = ONE_PROCESS | ENGINES

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from contract import worker
 from contract.registry import accepts
 from polymode import storage
 from polymode.errors import PolymodeError
+from polymode.training.loop import work
 
 
 def network_for(method: str) -> str:
@@ -24,8 +26,8 @@ def network_for(method: str) -> str:
     return "batch_norm_and_dropout" if accepts(method, "batch_norm_and_dropout") else "layer_norm"
 
 
-def train(method: str, folder: Path) -> None:
-    worker.main(method, network_for(method), folder)
+def train(method: str, folder: Path, checkpoint_seconds: float = 0.0) -> None:
+    worker.main(method, network_for(method), folder, checkpoint_seconds)
 
 
 def train_and_die_writing(method: str, folder: Path, operation: int) -> None:
@@ -50,6 +52,19 @@ def train_and_die_writing(method: str, folder: Path, operation: int) -> None:
     ):
         setattr(owner, name, deadly(getattr(owner, name)))
     train(method, folder)
+
+
+def train_with_short_files(method: str, folder: Path, longest: int, note: Path) -> None:
+    """Train where writes end in the middle of a file, at so many bytes; says in a note how that ended."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (longest, before[1]))
+    try:
+        train(method, folder)
+        told = "it ended well"
+    except PolymodeError as error:
+        told = f"{type(error).__name__}: {error}"
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    note.write_text(told)
 
 
 def train_without_room(method: str, folder: Path, write: int, note: Path) -> None:
@@ -87,6 +102,7 @@ def engine_network() -> torch.nn.Module:
 
 def train_apart(folder: str, kind: str, address: str, epochs: int = 8) -> None:
     """Four chains in two parts, wherever they are worked on."""
+    work.IDLE_PATIENCE = 30.0  # a test need not wait for as long
     pm.fit(
         ENGINE_METHOD,
         engine_network,

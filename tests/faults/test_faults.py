@@ -21,8 +21,8 @@ def test_one_process(fault, tmp_path):
     assert ONE_PROCESS[fault](tmp_path, random.Random(1)) in (SAME, TOLD)
 
 
-# Of the two faults of a cluster one is tried always.
-SLOW = ("killed_ray_worker", "killed_dask_node")
+# Of the faults of each kind of cluster one is tried always.
+SLOW = ("killed_ray_worker", "killed_dask_node", "killed_node_of_a_full_cluster")
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest -m 'not slow'
+CONTRACT_TESTS := tests/contract tests/faults tests/properties tests/training
 CAN_INSTALL = $(shell { test -x $(BIN)/python || $(PYTHON) $(FITS); } && echo yes; true)
 
-.PHONY: install compare test check library application faults slow portable portable-subset benchmark docs format clean
+.PHONY: install compare test check library contract application faults slow portable portable-subset benchmark docs format clean
 
 compare: $(STAMP)
 	$(BIN)/python -m polymode compare
 
-test: check library application portable-subset
+test: library contract application check portable-subset
 
 install: $(STAMP)
 
@@ -38,9 +39,12 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Two halves of about equal length, so that `make --jobs=2 test` keeps two cores busy.
+# In three, so that `make --jobs=2 test` keeps two cores busy.
 library: $(STAMP)
-	$(PYTEST) --ignore=tests/application
+	$(PYTEST) --ignore=tests/application $(addprefix --ignore=,$(CONTRACT_TESTS))
+
+contract: $(STAMP)
+	$(PYTEST) $(CONTRACT_TESTS)
 
 application: $(STAMP)
 	$(PYTEST) tests/application

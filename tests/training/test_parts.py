@@ -250,6 +250,25 @@ def test_parts_that_nobody_takes_up_go_to_a_crew_that_is_asked_for_anew(tmp_path
     assert "nobody has taken up any part" in line
 
 
+def test_ctrl_c_waits_for_those_who_work(tmp_path):
+    orders, put_down = Orders(tmp_path), []
+
+    class Crew:
+        workers = 1
+
+        def work(self, function, tasks):
+            while not orders.is_stopped:
+                time.sleep(0.01)
+            time.sleep(0.3)
+            put_down.append(True)
+            return [Outcome()]
+
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        work._followed([], [], Crew(), orders, Silent())  # type: ignore[arg-type]
+    assert put_down
+
+
 def test_nobody_listens_at_the_address(tmp_path):
     pytest.importorskip("ray")
     with socket.socket() as free:

@@ -220,6 +220,7 @@ def _followed(
     """The outcomes of parts; meanwhile this thread gives signs of life and tells how far they are."""
     found: list[list[Outcome]] = []
     failures: list[BaseException] = []
+    ended = threading.Event()  # a join that Ctrl-C interrupts takes the thread for ended
 
     def dispatch() -> None:
         try:
@@ -227,15 +228,16 @@ def _followed(
             found.append(crew.work(work_on, tasks))
         except BaseException as error:
             failures.append(error)
+        finally:
+            ended.set()
 
     orders.beat()
-    thread = threading.Thread(target=dispatch, daemon=True)
-    thread.start()
+    threading.Thread(target=dispatch, daemon=True).start()
     count = min(crew.workers, len(pending))
     detail = f"{count} worker{'s' if count > 1 else ''}"
     done, heard = -1.0, time.monotonic()
     try:
-        while thread.is_alive():
+        while not ended.is_set():
             orders.beat()
             now = _done(parts)
             if now != done:
@@ -245,19 +247,19 @@ def _followed(
                 # Ray, say, keeps room for those who have done their parts, and has none left to replace one
                 # whose machine is gone.
                 raise Lost(f"nobody has taken up any part for {IDLE_PATIENCE:.0f} s")
-            thread.join(BEAT_SECONDS)
+            ended.wait(BEAT_SECONDS)
     except BaseException:
         orders.stop()
         heard = time.monotonic()
         # Whoever holds a part puts it down; who has not begun will not. A second Ctrl-C does not wait.
-        while thread.is_alive() and time.monotonic() - heard < PATIENCE:
+        while not ended.is_set() and time.monotonic() - heard < PATIENCE:
             orders.beat()
-            thread.join(BEAT_SECONDS)
+            ended.wait(BEAT_SECONDS)
             if any(map(_is_held, pending)):
                 heard = time.monotonic()
-        if thread.is_alive():  # waiting for somebody who will not come
+        if not ended.is_set():  # waiting for somebody who will not come
             crew.release()
-            thread.join(PATIENCE)
+            ended.wait(PATIENCE)
         raise
     if failures:
         raise failures[0]

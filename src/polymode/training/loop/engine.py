@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,7 +25,7 @@ from polymode.training.loop.arithmetic import MOST_THREADS, available_threads
 Kind = Literal["local", "ray", "dask"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 KNOCK_SECONDS = 10  # that a cluster may take to answer at all
-ANSWER_SECONDS = 60  # that a node of a cluster may take to start a process and answer
+ANSWER_SECONDS = 300  # that a node of a cluster may take to start a process and answer
 RETRIES = 5  # of a task that Ray begins again by itself, before its loss is told
 GUARD = (
     "In a script that Dask starts workers for, put what is done under if __name__ == '__main__':, as each of "
@@ -217,10 +218,14 @@ def _ray(engine: Engine, needs: Needs) -> Iterator[Crew]:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise _unreachable(engine, error) from error
     try:
-        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+
+        def alive() -> dict[str, Any]:
+            return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+
+        nodes = alive()
 
         def asked(ask: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
-            """What every node answers; a node that has just died is listed for a while, and never does."""
+            """What every node answers; one that has just died is listed for a while, and never does."""
             on = {each: NodeAffinitySchedulingStrategy(each, soft=False) for each in nodes}
             answers = {
                 each: ray.remote(num_cpus=0, max_retries=0)(ask)
@@ -228,7 +233,11 @@ def _ray(engine: Engine, needs: Needs) -> Iterator[Crew]:
                 .remote(*arguments)
                 for each, where in on.items()
             }
-            ready, _ = ray.wait(list(answers.values()), num_returns=len(answers), timeout=ANSWER_SECONDS)
+            began, waiting, ready = time.monotonic(), True, []
+            while waiting and time.monotonic() - began < ANSWER_SECONDS:
+                ready, rest = ray.wait(list(answers.values()), num_returns=len(answers), timeout=1)
+                there = alive()
+                waiting = any(answer in rest and each in there for each, answer in answers.items())
             found = {}
             for each, answer in answers.items():
                 if answer in ready:

@@ -100,7 +100,7 @@ def engine_network() -> torch.nn.Module:
     return pm.models.MLP(4, 3, (6,)).double()
 
 
-def train_apart(folder: str, kind: str, address: str, epochs: int = 8) -> None:
+def train_apart(folder: str, kind: str, address: str, epochs: int = 20) -> None:
     """Four chains in two parts, wherever they are worked on."""
     work.IDLE_PATIENCE = 30.0  # a test need not wait for as long
     pm.fit(

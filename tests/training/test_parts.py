@@ -215,22 +215,29 @@ def test_as_many_work_on_this_machine_as_it_has_room_for(monkeypatch):
     assert workers(memory=8, workers=6) == 6  # whoever says so
 
 
-def test_parts_that_nobody_takes_up_go_to_a_crew_that_is_asked_for_anew(tmp_path, monkeypatch):
+def test_parts_that_nobody_takes_up_go_to_a_crew_that_is_counted_anew(tmp_path, monkeypatch):
     """As when a machine of a full cluster is gone: those who have nothing to do keep their places."""
     alone = fitted()
     monkeypatch.setattr(work, "IDLE_PATIENCE", 0.3)
     monkeypatch.setattr(work, "PATIENCE", 0.3)
-    asked, stuck = [], threading.Event()
+    worked, counted, stuck = [], [], threading.Event()
     real = work.crew_of
 
     @contextmanager
     def crew_of(*arguments):
-        asked.append(arguments)
         with real(*arguments) as crew:
-            if len(asked) == 1:
-                monkeypatch.setattr(crew, "work", lambda *_: stuck.wait(60))
-            else:
+            at_work, recount = crew.work, crew.recount
+
+            def first_for_ever(*tasks):
+                worked.append(tasks)
+                if len(worked) == 1:
+                    return stuck.wait(60)
                 monkeypatch.setattr(work, "IDLE_PATIENCE", 60.0)
+                return at_work(*tasks)
+
+            monkeypatch.setattr(crew, "work", first_for_ever)
+            monkeypatch.setattr(crew, "release", stuck.set)
+            monkeypatch.setattr(crew, "recount", lambda: counted.append(recount()))
             yield crew
 
     monkeypatch.setattr(work, "crew_of", crew_of)
@@ -240,12 +247,9 @@ def test_parts_that_nobody_takes_up_go_to_a_crew_that_is_asked_for_anew(tmp_path
         def say(self, text):
             told.append(text)
 
-    try:
-        assert_same(fitted(processes=2, progress=Reporter(), run_dir=tmp_path / "run"), alone)
-    finally:
-        stuck.set()
-    assert len(asked) == 2
-    assert asked[0] == asked[1]
+    assert_same(fitted(processes=2, progress=Reporter(), run_dir=tmp_path / "run"), alone)
+    assert (len(worked), len(counted)) == (2, 1)
+    assert stuck.is_set()
     [line] = told
     assert "nobody has taken up any part" in line
 

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,18 +83,28 @@ class Lost(PolymodeError):
 
 
 class Crew:
-    """The workers of an engine, as long as the context lasts."""
+    """The workers of an engine, as long as the context lasts.
+
+    workers: how many parts they work on at once; least: how many joblib is told of at least.
+    """
 
     def __init__(
         self,
         config: Mapping[str, Any],
-        workers: int,
+        count: Callable[[], tuple[int, int | None]],
         ask_all: Callable[..., dict[str, Any]],
-        places: int | None = None,
         release: Callable[[], Any] = lambda: None,
     ) -> None:
-        """release: ends whoever works, so that ``work`` ends where a task would wait for ever."""
-        self.config, self.workers, self._ask_all, self.release = config, workers, ask_all, release
+        """count: parts that are worked on at once, and those that there is room for, where that is counted.
+
+        release: ends whoever works, so that ``work`` ends where a task would wait for ever.
+        """
+        self.config, self._count, self._ask_all, self.release = config, count, ask_all, release
+        self.recount()
+
+    def recount(self) -> None:
+        """See how many there are now; what no machine could give is an error."""
+        self.workers, places = self._count()
         # joblib sends nothing away where it may do one thing at a time. So a second worker, which gets no
         # work, is allowed where there is room for it.
         self.least = min(2, places or 2)
@@ -165,7 +175,8 @@ def _local(engine: Engine, needs: Needs) -> Iterator[Crew]:
     futures = logging.getLogger("concurrent.futures")
     futures.addFilter(_is_about_work)
     try:
-        yield Crew(config, workers, lambda ask, *arguments: {socket.gethostname(): ask(*arguments)})
+        here = socket.gethostname()
+        yield Crew(config, lambda: (workers, None), lambda ask, *arguments: {here: ask(*arguments)})
     finally:
         futures.removeFilter(_is_about_work)
 
@@ -218,13 +229,12 @@ def _ray(engine: Engine, needs: Needs) -> Iterator[Crew]:
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise _unreachable(engine, error) from error
     try:
+        wanted = {"CPU": needs.cores, "GPU": needs.gpus, "memory": needs.memory or 0}
 
         def alive() -> dict[str, Any]:
             return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
 
-        nodes = alive()
-
-        def asked(ask: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+        def asked(nodes: Iterable[str], ask: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
             """What every node answers; one that has just died is listed for a while, and never does."""
             on = {each: NodeAffinitySchedulingStrategy(each, soft=False) for each in nodes}
             answers = {
@@ -245,14 +255,16 @@ def _ray(engine: Engine, needs: Needs) -> Iterator[Crew]:
                         found[each] = ray.get(answer)
             return found
 
-        nodes = {each: nodes[each] for each in asked(is_there)}
-        wanted = {"CPU": needs.cores, "GPU": needs.gpus, "memory": needs.memory or 0}
-        places = [_places(node["Resources"], wanted) for node in nodes.values()]
-        _require_places(engine, sum(places), wanted)
+        def count() -> tuple[int, int]:
+            nodes = alive()
+            places = sum(_places(nodes[each]["Resources"], wanted) for each in asked(nodes, is_there))
+            _require_places(engine, places, wanted)
+            return min(engine.workers or places, places), places  # more would wait for ever for room
 
         def ask_all(ask: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
+            nodes = alive()
             names = {each: f"{node['NodeManagerHostname']} ({each[:6]})" for each, node in nodes.items()}
-            return {names[each]: answer for each, answer in asked(ask, *arguments).items()}
+            return {names[each]: answer for each, answer in asked(nodes, ask, *arguments).items()}
 
         # A worker or node that dies is replaced by Ray, and its task begins again: it goes on from its files.
         each: dict[str, Any] = {"num_cpus": needs.cores, "max_restarts": RETRIES}
@@ -260,9 +272,7 @@ def _ray(engine: Engine, needs: Needs) -> Iterator[Crew]:
         each |= {"num_gpus": needs.gpus} if needs.gpus else {}
         each |= {"memory": needs.memory} if needs.memory else {}
         backend = RayBackend(ray_remote_args=each)
-        # It would wait for ever for room that is not there.
-        workers = min(engine.workers or sum(places), sum(places))
-        yield Crew({"backend": backend}, workers, ask_all, sum(places), backend.terminate)
+        yield Crew({"backend": backend}, count, ask_all, backend.terminate)
     finally:
         if started:
             ray.shutdown()
@@ -298,15 +308,19 @@ def _dask(engine: Engine, needs: Needs) -> Iterator[Crew]:
             raise _unreachable(engine, error) from error
         client.register_plugin(_paths(list(filter(None, sys.path))))
         wanted = {"CPU": 1, "GPU": needs.gpus, "memory": needs.memory or 0}
-        places = 0
-        for worker in client.scheduler_info(n_workers=-1)["workers"].values():
-            # A worker's memory is shared by its threads; 0 stands for no limit.
-            has = {"CPU": worker["nthreads"], "memory": worker["memory_limit"] or float("inf")}
-            places += _places(has | worker.get("resources", {}), wanted)
-        _require_places(engine, places, wanted)
+
+        def count() -> tuple[int, int]:
+            places = 0
+            for worker in client.scheduler_info(n_workers=-1)["workers"].values():
+                # A worker's memory is shared by its threads; 0 stands for no limit.
+                has = {"CPU": worker["nthreads"], "memory": worker["memory_limit"] or float("inf")}
+                places += _places(has | worker.get("resources", {}), wanted)
+            _require_places(engine, places, wanted)
+            return min(engine.workers or places, places), places
+
         config: dict[str, Any] = {"backend": "dask", "client": client}
         config |= {"resources": {"GPU": needs.gpus}} if needs.gpus else {}
-        yield Crew(config, min(engine.workers or places, places), client.run, places)
+        yield Crew(config, count, client.run)
 
 
 def _paths(paths: list[str]) -> Any:

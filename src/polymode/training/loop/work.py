@@ -5,8 +5,8 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -174,7 +174,6 @@ def _taken(folder: Path, orders: Orders) -> Iterator[None]:
 def work_through(
     parts: Sequence[Part],
     crew: Crew,
-    renewed: Callable[[], Crew],
     shared: Path,
     reporter: Reporter,
     title: str,
@@ -182,8 +181,8 @@ def work_through(
 ) -> None:
     """Have a crew work on parts until all are finished; a part whose worker dies goes on with another one.
 
-    renewed: the crew as it is now, when it has lost somebody for good. num_epochs: of all parts together. A
-    request to stop is passed on, and waited for: every part keeps what it has done.
+    num_epochs: of all parts together. A request to stop is passed on, and waited for: every part keeps what
+    it has done.
     """
     fruitless, before = 0, _done(parts)
     reporter.begin(title, max(1, round(num_epochs)), before)
@@ -207,7 +206,7 @@ def work_through(
                     "What was done before is kept: the same call goes on with it."
                 )
             reporter.say(f"{title}: a worker was lost ({reason}); its work goes on from its last checkpoint")
-            crew = renewed()
+            crew.recount()  # somebody may be gone for good
     except BaseException:
         reporter.close()
         raise
@@ -317,14 +316,7 @@ def work_apart(runs: Sequence[DividedRun], computing: Computing, reporter: Repor
     runs = [run for run in runs if not run.is_done]
     if not runs:
         return
-    needs = _needs_of(engine, computing, runs)
-    with ExitStack() as stack:
-
-        def renewed() -> Crew:
-            stack.close()
-            return stack.enter_context(crew_of(engine, needs))
-
-        crew = renewed()
+    with crew_of(engine, _needs_of(engine, computing, runs)) as crew:
         shared = runs[0].shared
         for run in runs:
             run.begin(crew.workers)
@@ -335,7 +327,7 @@ def work_apart(runs: Sequence[DividedRun], computing: Computing, reporter: Repor
             some = run.parts(_cores(engine, computing, crew.workers), written)
             parts += some
             num_epochs += len(some) * run.num_epochs
-        work_through(parts, crew, renewed, shared, reporter, title, num_epochs)
+        work_through(parts, crew, shared, reporter, title, num_epochs)
 
 
 def _cores(engine: Engine, computing: Computing, workers: int) -> int:

@@ -543,10 +543,10 @@ def killed_ray_worker(folder: Path, generator: random.Random) -> str:
     return SAME
 
 
-def killed_ray_node(folder: Path, generator: random.Random) -> str:
-    """A node of Ray is gone for good; the other one does its work."""
+def _without_a_node(folder: Path, generator: random.Random, room: int) -> str:
+    """A node is gone, of two with room for so many parts each."""
     expected = undisturbed_apart()
-    with ray_cluster() as (cluster, nodes):
+    with ray_cluster(room) as (cluster, nodes):
         process = _start(folder / "run", "ray", cluster.address)
         _until_it_trains(process, folder / "run")
         cluster.remove_node(generator.choice(nodes), allow_graceful=False)
@@ -554,19 +554,16 @@ def killed_ray_node(folder: Path, generator: random.Random) -> str:
         _end(process, folder / "run")
     assert bits(folder / "run") == expected
     return SAME
+
+
+def killed_ray_node(folder: Path, generator: random.Random) -> str:
+    """A node of Ray is gone for good; the other one does its work."""
+    return _without_a_node(folder, generator, room=2)
 
 
 def killed_node_of_a_full_cluster(folder: Path, generator: random.Random) -> str:
     """A node of Ray is gone for good, and the others have no room until their own work is done."""
-    expected = undisturbed_apart()
-    with ray_cluster(room=1) as (cluster, nodes):
-        process = _start(folder / "run", "ray", cluster.address)
-        _until_it_trains(process, folder / "run")
-        cluster.remove_node(generator.choice(nodes), allow_graceful=False)
-        KILLED["a node of Ray"] += 1
-        _end(process, folder / "run")
-    assert bits(folder / "run") == expected
-    return SAME
+    return _without_a_node(folder, generator, room=1)
 
 
 ONE_PROCESS: dict[str, Fault] = {
